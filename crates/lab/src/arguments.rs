@@ -1,5 +1,7 @@
 //! Values of command line options.
 
+use clap::ValueEnum;
+
 /// Parses a whole number of seconds, 1 to `MAX`.
 pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
     let seconds: u32 = text.parse().map_err(|_| "not a whole number".to_owned())?;
@@ -8,4 +10,11 @@ pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
     } else {
         Err(format!("{seconds} is not in 1..={MAX}"))
     }
+}
+
+/// Returns the name of a value, as options have it.
+pub(crate) fn name(value: &impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }

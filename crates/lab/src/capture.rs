@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_sys::packet::capture::CaptureSocket;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 
 /// Bytes of each packet: headers of IPv6 and TCP with options.
@@ -63,7 +63,7 @@ impl Capture {
         let index = host.index(interface)?;
         let socket = host
             .run(|| CaptureSocket::open(index))?
-            .map_err(LabError::io(format!("capture packets of {interface}")))?;
+            .doing(format!("capture packets of {interface}"))?;
         let write = || LabError::io(format!("write {}", file.display()));
         let mut out = BufWriter::new(File::create(file).map_err(write())?);
         out.write_all(&file_header()).map_err(write())?;
@@ -72,7 +72,7 @@ impl Capture {
         let thread = std::thread::Builder::new()
             .name("capture".to_owned())
             .spawn(move || record(socket, out, &flag))
-            .map_err(LabError::io("start a thread"))?;
+            .doing("start a thread")?;
         Ok(Self {
             stop,
             thread: Some(thread),
@@ -87,10 +87,7 @@ impl Capture {
         self.stop.store(true, Ordering::Relaxed);
         let ended = || LabError::Setup("the thread of a capture ended: this is a bug".into());
         let thread = self.thread.take().ok_or_else(ended)?;
-        thread
-            .join()
-            .map_err(|_| ended())?
-            .map_err(LabError::io("capture packets"))
+        thread.join().map_err(|_| ended())?.doing("capture packets")
     }
 }
 

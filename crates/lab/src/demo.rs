@@ -7,6 +7,7 @@
 
 mod broken;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -20,8 +21,9 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, in_words};
 use crate::gateway;
+use crate::gateway::site::Nic;
 use crate::link::Link;
 use crate::machine::Machine;
 use crate::tunnel::{self, Tunnel};
@@ -101,7 +103,6 @@ pub struct DemoReport {
 
 impl DemoReport {
     /// Whether anything failed.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|r| r.error.is_some()) || self.doctor_error.is_some()
     }
@@ -159,11 +160,11 @@ pub fn demo(
             name: tunnel.name().to_owned(),
             ..DemoRow::default()
         };
-        match show(tunnel.as_ref(), options, &mut row, interrupt, &mut step) {
-            Ok(()) => {}
-            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-            Err(error) if number == 0 => return Err(error),
-            Err(error) => row.error = Some(error.to_string()),
+        let shown = show(&tunnel, options, &mut row, interrupt, &mut step);
+        if number == 0 {
+            shown?;
+        } else {
+            row.error = in_words(shown)?.err();
         }
         rows.push(row);
     }
@@ -172,11 +173,8 @@ pub fn demo(
         ..DemoRow::default()
     };
     let mut step = |within: usize, what: &str| report(SHOWN.len(), GATEWAY, within, what);
-    match show_gateway(options, &mut row, interrupt, &mut step) {
-        Ok(()) => {}
-        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-        Err(error) => row.error = Some(error.to_string()),
-    }
+    let shown = show_gateway(options, &mut row, interrupt, &mut step);
+    row.error = in_words(shown)?.err();
     rows.push(row);
     let mut done = share;
     let mut step = |what: &str| {
@@ -187,31 +185,25 @@ pub fn demo(
         // Six steps, or more if it is played again.
         done += (1.0 - done) / 6.0;
     };
-    let (doctor, doctor_error) = match broken::play(interrupt, &mut step) {
-        Ok(outcome) => (Some(outcome), None),
-        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-        Err(error) => (None, Some(error.to_string())),
-    };
+    let doctor = in_words(broken::play(interrupt, &mut step))?;
     let raw = rows.first().and_then(|r| r.forward_gbit_per_second);
     for row in &mut rows {
-        row.ratio_to_raw = row
-            .forward_gbit_per_second
-            .zip(raw)
-            .and_then(|(value, base)| ratio(value, base));
+        let both = row.forward_gbit_per_second.zip(raw);
+        row.ratio_to_raw = both.and_then(|(value, base)| ratio(value, base));
     }
     Ok(DemoReport {
         date: utc_now(),
         machine: Machine::this(),
         options: *options,
         rows,
-        doctor,
-        doctor_error,
+        doctor_error: doctor.as_ref().err().cloned(),
+        doctor: doctor.ok(),
     })
 }
 
 /// One row.
 fn show(
-    tunnel: &dyn Tunnel,
+    tunnel: &Arc<dyn Tunnel>,
     options: &DemoOptions,
     row: &mut DemoRow,
     interrupt: &Interrupt,
@@ -220,12 +212,11 @@ fn show(
     step(0, "starting");
     tunnel.availability().map_err(LabError::Setup)?;
     let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
-    row.ready_ms = running
-        .peak_rss()
-        .map(|_| running.ready_after.as_secs_f64() * 1e3);
-    let outcome = measure(&tunnel.ends(&running.hosts), options, row, interrupt, step);
-    row.peak_rss = running.peak_rss();
-    row.status = running.status(tunnel);
+    let ready = running.ready_after.as_secs_f64() * 1e3;
+    let outcome = measure(&running.ends(), options, row, interrupt, step);
+    row.peak_rss = running.started.peak_rss();
+    row.ready_ms = row.peak_rss.map(|_| ready);
+    row.status = running.status();
     // A tunnel that died explains the load that failed.
     running.check_alive().and(outcome)
 }
@@ -238,15 +229,11 @@ fn show_gateway(
     step: &mut dyn FnMut(usize, &str),
 ) -> Result<()> {
     step(0, "starting");
-    gateway::behind(
-        gateway::site::Nic::Whole,
-        interrupt,
-        &mut |ends, carriers| {
-            let outcome = measure(ends, options, row, interrupt, step);
-            row.peak_rss = carriers.peak_rss();
-            outcome
-        },
-    )
+    gateway::behind(Nic::Whole, interrupt, &mut |ends, started| {
+        let outcome = measure(ends, options, row, interrupt, step);
+        row.peak_rss = started.peak_rss();
+        outcome
+    })
 }
 
 fn measure(
@@ -269,14 +256,11 @@ fn measure(
     row.forward_gbit_per_second = Some(forward.gbit_per_second);
     row.loaded = Some(forward.latency);
     step(2, "TCP from B to A");
-    let reverse = tcp_bulk(
-        ends,
-        &TcpOptions {
-            direction: Direction::Reverse,
-            ..tcp
-        },
-        interrupt,
-    )?;
+    let reverse = TcpOptions {
+        direction: Direction::Reverse,
+        ..tcp
+    };
+    let reverse = tcp_bulk(ends, &reverse, interrupt)?;
     row.reverse_gbit_per_second = Some(reverse.gbit_per_second);
     row.cpu_seconds_per_gbit = reverse.cpu_seconds_per_gbit;
     step(3, "UDP flood from A to B");

@@ -82,6 +82,26 @@ impl LabError {
     }
 }
 
+/// Doing something that may fail with an [`io::Error`].
+pub(crate) trait Doing<T> {
+    /// Names the action that failed, as a verb phrase.
+    fn doing(self, action: impl Into<String>) -> Result<T>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, action: impl Into<String>) -> Result<T> {
+        self.map_err(LabError::io(action))
+    }
+}
+
+/// A failure in words; only an interruption stays an error.
+pub(crate) fn in_words<T>(outcome: Result<T>) -> Result<std::result::Result<T, String>> {
+    match outcome {
+        Err(LabError::Interrupted) => Err(LabError::Interrupted),
+        outcome => Ok(outcome.map_err(|error| error.to_string())),
+    }
+}
+
 impl From<Interrupted> for LabError {
     fn from(_: Interrupted) -> Self {
         Self::Interrupted

@@ -19,7 +19,7 @@ use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 
 /// Length of the prefix of the hosts' IPv4 networks.
 const PREFIX4: u8 = 24;
@@ -27,12 +27,21 @@ const PREFIX4: u8 = 24;
 const PREFIX6: u8 = 64;
 /// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in
 /// [`Host::moderate`].
-const DEFERRED: u32 = 1_000_000;
+const DEFERRED: &str = "1000000";
 /// Bytes that a limited NIC sends at once: more than the largest super-packet with the headers of
 /// its segments, which tc-tbf(8) would cut otherwise.
 const BUCKET: u32 = 100_000;
 /// Queue of a limited NIC in bytes: 1,000 packets, as `txqueuelen` is.
 const NIC_QUEUE: u32 = 1_514_000;
+
+/// Segmentation, receive and transmit checksum offload, in the order in which they go: TSO depends
+/// on transmit checksums.
+pub const OFFLOADS: [Feature; 4] = [
+    Feature::Tso,
+    Feature::Gso,
+    Feature::Gro,
+    Feature::TxChecksum,
+];
 
 /// Congestion control of TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -49,7 +58,6 @@ pub enum Congestion {
 
 impl Congestion {
     /// As the kernel calls it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Cubic => "cubic",
@@ -138,7 +146,6 @@ impl Host {
     }
 
     /// Returns the namespace, for operations that this type does not offer.
-    #[must_use]
     pub fn netns(&self) -> &NetNs {
         &self.netns
     }
@@ -164,16 +171,16 @@ impl Host {
     /// # Errors
     /// There is no such device, or the kernel refuses.
     pub fn configure_tunnel(&self, device: &str, mtu: u32) -> Result<()> {
-        self.configure(device, mtu, [self.inner, self.inner6])
+        self.configure(device, mtu, &[self.inner, self.inner6])
     }
 
     /// Gives `device` an MTU and addresses in networks of the usual lengths, and sets it up.
-    pub(crate) fn configure(&self, device: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<()> {
+    pub(crate) fn configure(&self, device: &str, mtu: u32, addresses: &[IpAddr]) -> Result<()> {
         let netlink = self.netlink()?;
         let index = netlink.link(device)?.index;
         netlink.set_mtu(index, mtu)?;
         for address in addresses {
-            self.add_address(device, network(address))?;
+            self.add_address(device, network(*address))?;
         }
         Ok(netlink.set_up(index)?)
     }
@@ -254,10 +261,7 @@ impl Host {
         let file = format!("/proc/sys/{name}");
         // The file belongs to the namespace of the thread that opens it.
         self.run(|| std::fs::write(&file, value))?
-            .map_err(LabError::io(format!(
-                "write {value} to {file} of host {}",
-                self.name
-            )))
+            .doing(format!("write {value} to {file} of host {}", self.name))
     }
 
     /// Switches forwarding of IPv4 on or off.
@@ -291,26 +295,6 @@ impl Host {
         })
     }
 
-    /// Takes segmentation, receive and transmit checksum offload away from the interface on the
-    /// link, or gives them back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn set_offload(&self, on: bool) -> Result<()> {
-        // TSO depends on transmit checksums: last to go, first to come back.
-        let mut features = [
-            Feature::Tso,
-            Feature::Gso,
-            Feature::Gro,
-            Feature::TxChecksum,
-        ];
-        if on {
-            features.reverse();
-        }
-        let features = features.map(|feature| (feature, on));
-        self.set_features(&self.device, &features)
-    }
-
     /// Switches offloads of `device` on or off, one after the other.
     ///
     /// # Errors
@@ -329,23 +313,19 @@ impl Host {
             "qdisc replace dev {device} root tbf rate {rate}bit burst {BUCKET} limit {NIC_QUEUE}"
         );
         let mut command = Command::new("tc");
-        command.args(arguments.split_whitespace());
-        output(Some(self), &mut command, "").map(drop)
+        self.output(command.args(arguments.split_whitespace()), "")
+            .map(drop)
     }
 
-    /// Limits how often the interface on the link polls for received packets, in microseconds.
-    pub(crate) fn moderate(&self, microseconds: u32) -> Result<()> {
+    /// Limits how often an interface polls for received packets, in microseconds.
+    pub(crate) fn moderate(&self, device: &str, microseconds: u32) -> Result<()> {
         // A veth polls only with receive offload, and only if the sender does not defer
         // segmentation to it.
-        let features = [(Feature::Gro, true), (Feature::Tso, false)];
-        self.set_features(&self.device, &features)?;
-        for (name, value) in [
-            ("gro_flush_timeout", u64::from(microseconds) * 1_000),
-            ("napi_defer_hard_irqs", u64::from(DEFERRED)),
-        ] {
-            self.set_attribute(&format!("{}/{name}", self.device), &value.to_string())?;
-        }
-        Ok(())
+        self.set_features(device, &[(Feature::Gro, true), (Feature::Tso, false)])?;
+        let nanoseconds = format!("{microseconds}000");
+        self.set_attribute(&format!("{device}/gro_flush_timeout"), &nanoseconds)?;
+        self.set_attribute(&format!("{device}/napi_defer_hard_irqs"), DEFERRED)
+            .map(drop)
     }
 
     /// Steers received packets of `device` to these processors (RPS); returns the former ones.
@@ -370,10 +350,7 @@ impl Host {
             std::fs::write(&file, value)?;
             Ok(before)
         })?
-        .map_err(LabError::io(format!(
-            "write {value} to {file} of host {}",
-            self.name
-        )))
+        .doing(format!("write {value} to {file} of host {}", self.name))
     }
 }
 
@@ -401,9 +378,9 @@ pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) ->
             }
             child.wait_with_output()
         })
-        .map_err(LabError::io(format!(
+        .doing(format!(
             "run `{program}`{place}: is it installed, and on PATH?"
-        )))?;
+        ))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

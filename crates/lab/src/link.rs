@@ -3,10 +3,12 @@
 //! The link is a veth pair, a [`Wire`] that can have faults, or a host in the middle: a bridge, a
 //! virtual switch, a gateway.
 
+use std::net::IpAddr;
+
 use seikan_load::Ends;
 
-use crate::error::Result;
-use crate::host::{Congestion, Host, cable};
+use crate::error::{LabError, Result};
+use crate::host::{Congestion, Host, OFFLOADS, cable};
 use crate::wire::{Wire, WireFaults};
 
 /// Implementation of a link.
@@ -63,7 +65,6 @@ impl Default for Link {
 
 impl Link {
     /// A link with these faults, else as by default.
-    #[must_use]
     pub fn with_faults(faults: WireFaults) -> Self {
         Self {
             kind: LinkKind::Wire(faults),
@@ -72,16 +73,28 @@ impl Link {
     }
 }
 
+/// Gives a NIC addresses and the properties of a link, and sets it up.
+pub(crate) fn attach(host: &Host, device: &str, addresses: &[IpAddr], link: &Link) -> Result<()> {
+    host.configure(device, link.mtu, addresses)?;
+    if !link.offload {
+        host.set_features(device, &OFFLOADS.map(|feature| (feature, false)))?;
+    }
+    if link.moderation > 0 {
+        host.moderate(device, link.moderation)?;
+    }
+    if let Some(rate) = link.rate {
+        host.limit(device, rate)?;
+    }
+    host.set_congestion_control(link.congestion)
+}
+
 /// A host with a veth pair to A and to B; its ports are up.
 fn host_between(a: &Host, b: &Host, mtu: u32) -> Result<Host> {
     let mut middle = Host::create("M", 3)?;
     middle.device = PORTS[1].to_owned();
-    let netlink = middle.netlink()?;
     for (port, end) in PORTS.into_iter().zip([a, b]) {
         cable(&middle, port, end, &end.device)?;
-        let index = middle.index(port)?;
-        netlink.set_mtu(index, mtu)?;
-        netlink.set_up(index)?;
+        middle.configure(port, mtu, &[])?;
     }
     Ok(middle)
 }
@@ -116,17 +129,7 @@ impl Hosts {
             LinkKind::Middle => middle = Some(host_between(&a, &b, link.mtu)?),
         }
         for host in [&a, &b] {
-            host.configure(&host.device, link.mtu, [host.address, host.address6])?;
-            if !link.offload {
-                host.set_offload(false)?;
-            }
-            if link.moderation > 0 {
-                host.moderate(link.moderation)?;
-            }
-            host.set_congestion_control(link.congestion)?;
-            if let Some(rate) = link.rate {
-                host.limit(&host.device, rate)?;
-            }
+            attach(host, &host.device, &[host.address, host.address6], &link)?;
         }
         Ok(Self {
             a,
@@ -137,14 +140,26 @@ impl Hosts {
         })
     }
 
+    /// A and B.
+    pub fn both(&self) -> [&Host; 2] {
+        [&self.a, &self.b]
+    }
+
+    /// The host in the middle.
+    ///
+    /// # Errors
+    /// There is none, which is a bug.
+    pub fn middle(&self) -> Result<&Host> {
+        let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
+        self.middle.as_ref().ok_or_else(none)
+    }
+
     /// Load from A to B over the link itself.
-    #[must_use]
     pub fn over_link(&self) -> Ends<'_> {
         self.a.to(&self.b, self.b.address)
     }
 
     /// Load from A to B through a tunnel.
-    #[must_use]
     pub fn through_tunnel(&self) -> Ends<'_> {
         self.a.to(&self.b, self.b.inner)
     }

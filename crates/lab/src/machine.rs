@@ -21,7 +21,6 @@ pub struct Machine {
 
 impl Machine {
     /// Reads the properties of this machine; values that cannot be read stay empty.
-    #[must_use]
     pub fn this() -> Self {
         let uname = nix::sys::utsname::uname().ok();
         let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();

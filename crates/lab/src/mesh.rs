@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 use crate::process::{Process, wait_for};
 use crate::program;
@@ -57,7 +57,7 @@ impl Mesh {
     ) -> Result<(Mesh, Process)> {
         // The services, as the daemons' user, pass through to their own folders.
         fs::set_permissions(folder, Permissions::from_mode(0o755))
-            .map_err(LabError::io("open the folder to the services"))?;
+            .doing("open the folder to the services")?;
         let mut mesh = Mesh {
             folder: folder.to_owned(),
             coordinator,
@@ -111,7 +111,7 @@ impl Mesh {
             Ok(noted.filter(|noted| noted.ends_with('\n')))
         })?;
         let secret = fs::read_to_string(format!("{folder}/secret"));
-        let secret = secret.map_err(LabError::io("read the relay's secret"))?;
+        let secret = secret.doing("read the relay's secret")?;
         let (port, pin) = tls.trim().split_once(' ').unwrap_or_default();
         let words = ["relay", "add", &at, "--secret", secret.trim()];
         self.administer(host, &[&words[..], &["--tls", port, "--pin", pin]].concat())?;
@@ -174,7 +174,7 @@ impl Member {
         let mut file = fs::OpenOptions::new();
         let file = file.append(true).open(self.file());
         file.and_then(|mut file| file.write_all(sections.as_bytes()))
-            .map_err(LabError::io("write a member's configuration"))
+            .doing("write a member's configuration")
     }
 
     fn file(&self) -> PathBuf {
@@ -209,9 +209,8 @@ pub(crate) fn patiently<T>(
 /// Turns the member's changes of `resolv.conf` off in its configuration; returns the configuration
 /// before.
 fn turn_names_off(file: &Path) -> Result<String> {
-    let text = fs::read_to_string(file).map_err(LabError::io("read the joined members"))?;
-    fs::write(file, format!("names = false\n{text}"))
-        .map_err(LabError::io("write the joined members"))?;
+    let text = fs::read_to_string(file).doing("read the joined members")?;
+    fs::write(file, format!("names = false\n{text}")).doing("write the joined members")?;
     Ok(text)
 }
 

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use seikan_ui::Interrupt;
 
 use crate::cleanup::remove_at_end;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 
 /// How long a program may take to end after SIGTERM.
@@ -40,20 +40,17 @@ impl Process {
     pub fn start(host: &Host, name: &str, mut command: Command, dir: &Path) -> Result<Self> {
         let name = format!("{name} on host {}", host.name);
         let log = dir.join(format!("{}.log", name.replace(' ', "-")));
-        let file = File::create(&log).map_err(LabError::io(format!("create {}", log.display())))?;
-        let other = file
-            .try_clone()
-            .map_err(LabError::io("duplicate the log's descriptor"))?;
+        let file = File::create(&log).doing(format!("create {}", log.display()))?;
+        let other = file.try_clone().doing("duplicate the log's descriptor")?;
         // A group of its own: Ctrl-C goes to us alone, and we stop our children in order.
         command
             .stdin(Stdio::null())
             .stdout(file)
             .stderr(other)
             .process_group(0);
-        let child = host.spawn(&mut command).map_err(LabError::io(format!(
-            "start {}",
-            command.get_program().to_string_lossy()
-        )))?;
+        let child = host
+            .spawn(&mut command)
+            .doing(format!("start {}", command.get_program().to_string_lossy()))?;
         Ok(Self {
             name,
             host: host.name,
@@ -64,7 +61,6 @@ impl Process {
     }
 
     /// Has a file taken away that the program makes, and would not take away itself if it were killed.
-    #[must_use]
     pub fn leaving(mut self, file: PathBuf) -> Self {
         // Without the shell, it is removed unless the lab is killed.
         let _ = remove_at_end(&file);
@@ -73,19 +69,16 @@ impl Process {
     }
 
     /// Name of the host it runs in.
-    #[must_use]
     pub fn host(&self) -> &'static str {
         self.host
     }
 
     /// Process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Largest resident memory so far, in bytes.
-    #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
         seikan_sys::process::memory(self.pid())
             .ok()
@@ -109,7 +102,6 @@ impl Process {
     }
 
     /// The last lines of the log.
-    #[must_use]
     pub fn last_words(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -168,9 +160,7 @@ impl Killed {
     pub(crate) fn start(host: &Host, command: &mut Command) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let child = host.spawn(command);
-        child
-            .map(Self)
-            .map_err(LabError::io(format!("start `{program}`")))
+        child.map(Self).doing(format!("start `{program}`"))
     }
 
     /// Waits for its end.
@@ -181,9 +171,7 @@ impl Killed {
         interrupt: &Interrupt,
     ) -> Result<ExitStatus> {
         wait_for(name, patience, interrupt, || {
-            self.0
-                .try_wait()
-                .map_err(LabError::io(format!("wait for {name}")))
+            self.0.try_wait().doing(format!("wait for {name}"))
         })
     }
 }

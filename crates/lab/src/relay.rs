@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::{Host, network};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
@@ -148,7 +148,7 @@ pub fn relay(
     let dir = private_directory()?;
     // The services, as the daemons' user, pass through to their own folders.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))
-        .map_err(LabError::io("open the folder to the services"))?;
+        .doing("open the folder to the services")?;
     let site = Site::create(dir.path(), interrupt)?;
     let (ours, relay) = site.with_relay(interrupt)?;
     let started_at = Instant::now();
@@ -369,7 +369,7 @@ impl Site {
         });
         let hosts = [first?, second?];
         let folder = self.folder.join(port.to_string());
-        fs::create_dir(&folder).map_err(LabError::io("make a folder"))?;
+        fs::create_dir(&folder).doing("make a folder")?;
         let coordinator = ([10, 77, 1, 3], port).into();
         let (mesh, process) = Mesh::start(&self.middle, coordinator, &folder, interrupt)?;
         self.processes.borrow_mut().0.push(process);

@@ -14,7 +14,7 @@ use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 use crate::load::live;
 use crate::mesh::{Member, Mesh, patiently};
@@ -75,13 +75,11 @@ impl ScaleTest {
 
     /// Where the coordinator is, for those that talk to it from its own host
     /// ([`Self::coordinator_namespace`]).
-    #[must_use]
     pub fn coordinator(&self) -> SocketAddr {
         (address(INTERNET, FIRST), COORDINATOR).into()
     }
 
     /// A token for everybody, and the pin of the coordinator's certificate.
-    #[must_use]
     pub fn token_and_pin(&self) -> [&str; 2] {
         [&self.mesh.token, &self.mesh.pin]
     }
@@ -92,7 +90,7 @@ impl ScaleTest {
     /// Too many open files.
     pub fn coordinator_namespace(&self) -> Result<NetNs> {
         let namespace = self.switch.host.netns().try_clone();
-        namespace.map_err(LabError::io("keep a namespace open"))
+        namespace.doing("keep a namespace open")
     }
 
     /// Adds a real member and returns its number.

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seikan_lab::host::Host;
@@ -90,7 +91,8 @@ fn check_gone(before: &[PathBuf]) {
 /// Runs a tunnel that cannot come up; returns its error once nothing of it is left.
 fn fail(script: &'static str, interrupt: &Interrupt) -> LabError {
     let before = visible();
-    let error = start(&Script(script), Link::default(), interrupt).expect_err("cannot come up");
+    let shared: Arc<dyn Tunnel> = Arc::new(Script(script));
+    let error = start(&shared, Link::default(), interrupt).expect_err("cannot come up");
     check_gone(&before);
     error
 }

@@ -150,7 +150,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
     site.route_through_gateway(&on_wan(2).networks())
         .expect("routes");
     site.route_to_lan(None).expect("routes");
-    let devices: Vec<_> = std::iter::once(&site.device).chain(&site.others).collect();
+    let devices: Vec<_> = site.devices().collect();
     assert_eq!(devices.len(), 3);
     for client in devices {
         for target in on_wan(2).both() {

@@ -15,7 +15,7 @@ use seikan_ui::Interrupt;
 fn late(name: &str) -> [u64; 2] {
     let tunnel = tunnel::named(name, &Changes::default()).expect("a tunnel");
     let interrupt = Interrupt::new();
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), &interrupt).expect("a tunnel");
+    let running = tunnel::start(&tunnel, Link::default(), &interrupt).expect("a tunnel");
     let host = &running.hosts.b;
     host.set_features(&host.device, &[(Feature::Gro, false)])
         .expect("no receive offload");

@@ -61,6 +61,18 @@ pub enum LoadError {
     Usage(String),
 }
 
+/// Doing something that may fail with an [`io::Error`].
+pub(crate) trait Doing<T> {
+    /// Names the action that failed, as a verb phrase.
+    fn doing(self, action: impl Into<String>) -> Result<T>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, action: impl Into<String>) -> Result<T> {
+        self.map_err(LoadError::io(action))
+    }
+}
+
 impl LoadError {
     /// Wraps an [`io::Error`] with the action that failed; for `map_err`.
     pub fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-use crate::error::{LoadError, Result};
-use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_datagrams, time_outs};
+use crate::error::{Doing, LoadError, Result};
+use crate::live::{Meter, receive, receive_datagrams, send, send_datagrams};
+use crate::{IO_TIMEOUT, any, time_outs};
 
 /// How long the two may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -74,7 +75,7 @@ impl Sink {
             }
             Transport::Udp => {
                 let socket = UdpSocket::bind(at).map_err(failed())?;
-                udp_time_outs(&socket)?;
+                time_outs(&socket)?;
                 Sink::Udp(socket)
             }
         })
@@ -89,7 +90,7 @@ impl Sink {
             Sink::Tcp(listener) => listener.local_addr(),
             Sink::Udp(socket) => socket.local_addr(),
         };
-        let address = address.map_err(LoadError::io("read the port of the load"))?;
+        let address = address.doing("read the port of the load")?;
         Ok(address.port())
     }
 
@@ -121,15 +122,13 @@ impl Sink {
                     if is_it(address) && said[..16] == *token {
                         socket
                             .connect(address)
-                            .map_err(LoadError::io("connect to the load's other end"))?;
+                            .doing("connect to the load's other end")?;
                         forget_received(socket)?;
                         // The path may lose some of them.
                         for _ in 0..ANSWERS {
                             let _ = socket.send(token);
                         }
-                        let socket = socket
-                            .try_clone()
-                            .map_err(LoadError::io("keep the load's socket"))?;
+                        let socket = socket.try_clone().doing("keep the load's socket")?;
                         return Ok(Flow::Udp(socket));
                     }
                 }
@@ -160,19 +159,16 @@ pub fn reach(
                 .and_then(|()| stream.read_exact(&mut said))
                 .map_err(failed())?;
             if said != *token {
-                return Err(stranger(to));
+                let stranger = format!("another program answers at the load's port {to}");
+                return Err(LoadError::Setup(stranger));
             }
             time_outs(&stream)?;
             Ok(Flow::Tcp(stream))
         }
         Transport::Udp => {
-            let any = match to {
-                SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
-                SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
-            };
-            let socket = UdpSocket::bind(any).map_err(failed())?;
+            let socket = UdpSocket::bind(any(to.ip())).map_err(failed())?;
             socket.connect(to).map_err(failed())?;
-            udp_time_outs(&socket)?;
+            time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 // Either may be lost; it is said again after the read's time-out.
@@ -192,15 +188,14 @@ pub fn reach(
 /// Drops what arrived before the socket was connected: it may be anybody's. Afterwards only the other
 /// end is received, so that a bound suffices.
 fn forget_received(socket: &UdpSocket) -> Result<()> {
-    let failed = || LoadError::io("empty the load's socket");
-    socket.set_nonblocking(true).map_err(failed())?;
+    socket
+        .set_nonblocking(true)
+        .doing("empty the load's socket")?;
     let mut waiting = (0..QUEUED).map(|_| socket.recv(&mut [0; 1]));
     while waiting.next().is_some_and(|received| received.is_ok()) {}
-    socket.set_nonblocking(false).map_err(failed())
-}
-
-fn stranger(at: SocketAddr) -> LoadError {
-    LoadError::Setup(format!("another program answers at the load's port {at}"))
+    socket
+        .set_nonblocking(false)
+        .doing("empty the load's socket")
 }
 
 impl Flow {
@@ -239,13 +234,6 @@ fn says(mut stream: &TcpStream, token: &Token) -> bool {
         }
     }
     said == *token && stream.write_all(token).is_ok()
-}
-
-fn udp_time_outs(socket: &UdpSocket) -> Result<()> {
-    socket
-        .set_read_timeout(Some(IO_TIMEOUT))
-        .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
-        .map_err(LoadError::io("set a time-out on a socket for the load"))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Ends;
-use crate::error::{LoadError, Result};
+use crate::error::{Doing, LoadError, Result};
 use crate::stats::percentile;
 
 /// Payload bytes of an echo request: ping's default.
@@ -180,10 +180,10 @@ impl Echo {
         let socket = ends
             .client
             .run(|| Socket::new(domain, Type::RAW, Some(protocol)))?
-            .map_err(LoadError::io("open a raw ICMP socket (needs CAP_NET_RAW)"))?;
+            .doing("open a raw ICMP socket (needs CAP_NET_RAW)")?;
         socket
             .set_read_timeout(Some(IO_TIMEOUT))
-            .map_err(LoadError::io("set a read time-out"))?;
+            .doing("set a read time-out")?;
         // Threads of one process may probe at the same time: the address of the socket's number
         // distinguishes them.
         let id = std::process::id() as u16

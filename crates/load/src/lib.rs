@@ -17,14 +17,16 @@ mod tcp;
 mod udp;
 mod web;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
+use error::Doing as _;
 pub use error::{LoadError, Result};
 pub use half::{Flow, Sink, Token, Transport, reach};
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
@@ -71,16 +73,98 @@ impl Ends<'_> {
         };
         SockRef::from(&socket)
             .set_tcp_congestion(name.as_bytes())
-            .map_err(LoadError::io(format!("use the congestion control {name}")))
+            .doing(format!("use the congestion control {name}"))
     }
 
-    /// Any address and port of the target's family, to bind to.
-    fn any(&self) -> SocketAddr {
-        match self.target {
-            IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
-            IpAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
-        }
+    /// Listens in the server; returns the address that the client connects to. accept(2) honours the
+    /// time-out, and connections inherit the receive buffer, on which the scale of their windows
+    /// depends.
+    fn listen(
+        &self,
+        timeout: Duration,
+        receive_buffer: Option<usize>,
+    ) -> Result<(TcpListener, SocketAddr)> {
+        let any = any(self.target);
+        let listener = self.server.run(|| {
+            let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
+            if let Some(bytes) = receive_buffer {
+                socket.set_recv_buffer_size(bytes)?;
+            }
+            socket.set_read_timeout(Some(timeout))?;
+            socket.bind(&any.into())?;
+            socket.listen(128)?;
+            Ok((socket.local_addr()?, TcpListener::from(socket)))
+        })?;
+        let (at, listener) = listener.doing("listen for the load generator's connections")?;
+        self.set_congestion(&listener)?;
+        let port = at.as_socket().map_or(0, |at| at.port());
+        Ok((listener, SocketAddr::new(self.target, port)))
     }
+
+    /// Connects from the client, from an address of its own if one is given.
+    fn connect(
+        &self,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<TcpStream> {
+        let stream = self.client.run(|| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+            if let Some(source) = source {
+                socket.bind(&SocketAddr::new(source, 0).into())?;
+            }
+            socket.connect_timeout(&to.into(), timeout)?;
+            Ok(TcpStream::from(socket))
+        })?;
+        let stream = stream.doing(format!("connect to {to}"))?;
+        self.set_congestion(&stream)?;
+        Ok(stream)
+    }
+
+    /// Opens a UDP socket in the server, and one in the client that is connected to it.
+    fn datagrams(&self) -> Result<[UdpSocket; 2]> {
+        let any = any(self.target);
+        let server = self.server.run(|| UdpSocket::bind(any))?;
+        let server = server.doing("open the server's UDP socket")?;
+        let port = server.local_addr().doing("read the server's port")?.port();
+        let to = SocketAddr::new(self.target, port);
+        let client = self.client.run(|| {
+            let client = UdpSocket::bind(any)?;
+            client.connect(to).map(|()| client)
+        })?;
+        let client = client.doing(format!("open a UDP socket to {to}"))?;
+        time_outs(&server)?;
+        time_outs(&client)?;
+        Ok([server, client])
+    }
+}
+
+/// Any address and port of an address's family, to bind to.
+fn any(target: IpAddr) -> SocketAddr {
+    match target {
+        IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+        IpAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+    }
+}
+
+/// A blocked call looks at the stop flag this often.
+const IO_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Bounds how long a call on a socket blocks.
+fn time_outs(socket: &impl AsFd) -> Result<()> {
+    let socket = SockRef::from(socket);
+    socket
+        .set_read_timeout(Some(IO_TIMEOUT))
+        .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
+        .doing("set the time-outs of a socket")
+}
+
+/// Whether a call only took too long.
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
 }
 
 /// Bulk transfer and latency probe at once, the probe over the measured window of the transfer.

@@ -4,17 +4,17 @@
 //! Connect; start the threads of both ends; call the caller's work with a [`Meter`]; stop; abort
 //! the connections, so that nothing lingers in a namespace whose path is broken.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::SockRef;
 
-use crate::error::{LoadError, Result};
-use crate::{Ends, Stop, join};
+use crate::error::{Doing, LoadError, Result};
+use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join, time_outs};
 
 /// Bytes per write and read at most.
 const BLOCK: usize = 128 * 1024;
@@ -24,8 +24,6 @@ const BURST: Duration = Duration::from_millis(1);
 const SMALLEST_BURST: f64 = 1_448.0;
 /// Data not sent within this time is not sent later: the offered rate is never exceeded for longer.
 const CREDIT: Duration = Duration::from_millis(50);
-/// A blocked call looks at the stop flag this often.
-pub(super) const IO_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long the first connections may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long each short connection may take until it counts as failed.
@@ -121,7 +119,10 @@ pub fn live<T, E: From<LoadError>>(
     let (meter, stop) = (Meter::default(), AtomicBool::new(false));
     let mut jobs = match options.kind {
         LiveKind::Tcp => streams(ends, options, interrupt)?,
-        LiveKind::Udp => vec![datagrams(ends)?],
+        LiveKind::Udp => {
+            let [rx, tx] = ends.datagrams()?;
+            vec![Job::Datagrams { tx, rx }]
+        }
         LiveKind::Connections => connections(ends)?,
     };
     let parts = jobs.len() as f64;
@@ -188,18 +189,14 @@ impl Job {
 }
 
 fn streams(ends: &Ends<'_>, options: &LiveOptions, interrupt: &Interrupt) -> Result<Vec<Job>> {
-    let (listener, target) = listen(ends, options.receive_buffer)?;
+    let (listener, target) = ends.listen(CONNECT_TIMEOUT, options.receive_buffer)?;
     let mut jobs = Vec::new();
     for _ in 0..options.streams {
         interrupt.check()?;
-        let tx = ends
-            .client
-            .run(|| TcpStream::connect_timeout(&target, CONNECT_TIMEOUT))?
-            .map_err(LoadError::io(format!("connect to {target}")))?;
-        ends.set_congestion(&tx)?;
+        let tx = ends.connect(None, target, CONNECT_TIMEOUT)?;
         let (rx, _) = listener
             .accept()
-            .map_err(LoadError::io(format!("accept a connection on {target}")))?;
+            .doing(format!("accept a connection on {target}"))?;
         time_outs(&tx)?;
         time_outs(&rx)?;
         jobs.push(Job::Stream { tx, rx });
@@ -208,62 +205,11 @@ fn streams(ends: &Ends<'_>, options: &LiveOptions, interrupt: &Interrupt) -> Res
 }
 
 fn connections(ends: &Ends<'_>) -> Result<Vec<Job>> {
-    (0..FLOW_WORKERS)
-        .map(|_| {
-            let (rx, to) = listen(ends, None)?;
-            SockRef::from(&rx)
-                .set_read_timeout(Some(IO_TIMEOUT))
-                .map_err(LoadError::io("set a time-out on the listening socket"))?;
-            Ok(Job::Connections { to, rx })
-        })
-        .collect()
-}
-
-fn datagrams(ends: &Ends<'_>) -> Result<Job> {
-    let any = ends.any();
-    let bind = |socket: std::io::Result<UdpSocket>| {
-        socket.map_err(LoadError::io("open a UDP socket for the load"))
+    let job = |_| {
+        let (rx, to) = ends.listen(IO_TIMEOUT, None)?;
+        Ok(Job::Connections { to, rx })
     };
-    let rx = bind(ends.server.run(|| UdpSocket::bind(any))?)?;
-    let tx = bind(ends.client.run(|| UdpSocket::bind(any))?)?;
-    let port = rx.local_addr().map_err(LoadError::io("read a UDP port"))?;
-    tx.connect(SocketAddr::new(ends.target, port.port()))
-        .and_then(|()| rx.set_read_timeout(Some(IO_TIMEOUT)))
-        .and_then(|()| tx.set_write_timeout(Some(IO_TIMEOUT)))
-        .map_err(LoadError::io("prepare a UDP socket for the load"))?;
-    Ok(Job::Datagrams { tx, rx })
-}
-
-/// A listening socket in the server; accepted ones inherit its receive buffer.
-fn listen(ends: &Ends<'_>, receive_buffer: Option<usize>) -> Result<(TcpListener, SocketAddr)> {
-    let any = ends.any();
-    let listener = ends
-        .server
-        .run(|| {
-            let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
-            if let Some(bytes) = receive_buffer {
-                socket.set_recv_buffer_size(bytes)?;
-            }
-            // accept(2) honours the receive time-out.
-            socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
-            socket.bind(&any.into())?;
-            socket.listen(128)?;
-            Ok(TcpListener::from(socket))
-        })?
-        .map_err(LoadError::io("listen for the load generator's connections"))?;
-    ends.set_congestion(&listener)?;
-    let port = listener
-        .local_addr()
-        .map_err(LoadError::io("read the listening port"))?
-        .port();
-    Ok((listener, SocketAddr::new(ends.target, port)))
-}
-
-pub(super) fn time_outs(stream: &TcpStream) -> Result<()> {
-    stream
-        .set_read_timeout(Some(IO_TIMEOUT))
-        .and_then(|()| stream.set_write_timeout(Some(IO_TIMEOUT)))
-        .map_err(LoadError::io("set a time-out on a connection"))
+    (0..FLOW_WORKERS).map(job).collect()
 }
 
 /// Lets bytes through at a rate: a bucket that holds [`CREDIT`].
@@ -423,13 +369,6 @@ fn serve(listener: &TcpListener, meter: &Meter, stop: &AtomicBool) {
             meter.count(bytes);
         }
     }
-}
-
-pub(super) fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
 }
 
 #[cfg(test)]

@@ -3,23 +3,21 @@
 //! been answered or not.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{LoadError, Result};
+use crate::error::{Doing, LoadError, Result};
 use crate::latency::{LatencyOptions, LatencyReport};
-use crate::{Ends, Stop, join};
+use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join};
 
 /// Payload: 20 ms of G.711 (RFC 3551, section 4.5.14) behind the header of RTP (RFC 3550, section
 /// 5.1).
 const PAYLOAD: usize = 160 + 12;
 /// Bytes of the sequence number, which the payload begins with.
 const NUMBER: usize = 4;
-/// A blocked receive looks at the stop flag this often.
-const IO_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Measures round trips of datagrams from the client's application to the server's and back.
 ///
@@ -30,15 +28,7 @@ pub fn paced(
     options: &LatencyOptions,
     interrupt: &Interrupt,
 ) -> Result<LatencyReport> {
-    let far = ends
-        .server
-        .run(|| bind(SocketAddr::new(ends.target, 0)))??;
-    let near = ends.client.run(|| bind(ends.any()))??;
-    let there = far
-        .local_addr()
-        .map_err(LoadError::io("ask for a UDP socket's address"))?;
-    near.connect(there)
-        .map_err(LoadError::io("connect a UDP socket"))?;
+    let [far, near] = ends.datagrams()?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| answer(&far, &stop));
@@ -49,14 +39,6 @@ pub fn paced(
         join(answering)?;
         times
     })
-}
-
-fn bind(address: SocketAddr) -> Result<UdpSocket> {
-    let socket = UdpSocket::bind(address).map_err(LoadError::io("open a UDP socket"))?;
-    socket
-        .set_read_timeout(Some(IO_TIMEOUT))
-        .map_err(LoadError::io("set a read time-out"))?;
-    Ok(socket)
 }
 
 /// Echoes received datagrams, cut to the length of those of [`round_trips`], until `stop` is set. A connected socket
@@ -81,16 +63,6 @@ pub fn round_trips(
     options: &LatencyOptions,
     interrupt: &Interrupt,
 ) -> Result<LatencyReport> {
-    let (sent, times) = ask(socket, options, interrupt)?;
-    Ok(LatencyReport::of(sent, times))
-}
-
-/// How many were sent, and the microseconds that those took which came back in time.
-fn ask(
-    socket: &UdpSocket,
-    options: &LatencyOptions,
-    interrupt: &Interrupt,
-) -> Result<(u32, Vec<f64>)> {
     let start = Instant::now();
     let mut sent: Vec<Instant> = Vec::new();
     let mut times = Vec::new();
@@ -101,7 +73,7 @@ fn ask(
             || options.within.is_some_and(|time| start.elapsed() > time);
         let until = match (over, sent.last()) {
             (true, Some(last)) => *last + options.timeout,
-            (true, None) => return Ok((0, times)),
+            (true, None) => return Ok(LatencyReport::of(0, times)),
             (false, _) => start + next,
         };
         receive_until(socket, until, interrupt, &mut |number, at| {
@@ -115,7 +87,7 @@ fn ask(
             }
         })?;
         if over {
-            return Ok((sent.len() as u32, times));
+            return Ok(LatencyReport::of(sent.len() as u32, times));
         }
         let mut datagram = [0x55; PAYLOAD];
         datagram[..NUMBER].copy_from_slice(&(sent.len() as u32).to_be_bytes());
@@ -142,7 +114,7 @@ fn receive_until(
         }
         socket
             .set_read_timeout(Some(left.min(IO_TIMEOUT)))
-            .map_err(LoadError::io("set a read time-out"))?;
+            .doing("set a read time-out")?;
         match socket.recv(&mut datagram) {
             Ok(PAYLOAD) => {
                 let number = datagram
@@ -153,7 +125,7 @@ fn receive_until(
             }
             // A foreign datagram: its length differs.
             Ok(_) => {}
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(e) if is_timeout(&e) => {}
             // An ICMP error about an earlier one.
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
             Err(e) => return Err(LoadError::io("receive an echoed datagram")(e)),
@@ -163,10 +135,12 @@ fn receive_until(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn pair() -> (UdpSocket, UdpSocket) {
-        let [a, b] = [(); 2].map(|()| bind("127.0.0.1:0".parse().unwrap()).unwrap());
+        let [a, b] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         a.connect(b.local_addr().unwrap()).unwrap();
         (a, b)
     }
@@ -196,17 +170,17 @@ mod tests {
                     }
                 }
             });
-            ask(&near, &options(10), &Interrupt::new()).unwrap()
+            round_trips(&near, &options(10), &Interrupt::new()).unwrap()
         });
-        assert_eq!((result.0, result.1.len()), (10, 5));
+        assert_eq!((result.sent, result.received), (10, 5));
     }
 
     #[test]
     fn an_answer_that_waits_does_not_hold_up_the_pace() {
         let (near, _far) = pair();
         let begin = Instant::now();
-        let (sent, times) = ask(&near, &options(20), &Interrupt::new()).unwrap();
-        assert_eq!((sent, times.len()), (20, 0));
+        let result = round_trips(&near, &options(20), &Interrupt::new()).unwrap();
+        assert_eq!((result.sent, result.received), (20, 0));
         // 19 intervals and one time-out; one at a time would take 20 of those.
         assert!(begin.elapsed() < Duration::from_secs(5), "{begin:?}");
     }

@@ -6,20 +6,20 @@
 //! with `verify` all of it is.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_sys::tcp::TcpInfo;
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::SockRef;
 
 use crate::Pattern;
 use crate::counters::{CpuClock, retransmitted_segments};
-use crate::error::{LoadError, Result};
+use crate::error::{Doing, LoadError, Result};
 use crate::stats::{Spread, ratio};
-use crate::{Ends, gbit_per_second, join};
+use crate::{Ends, gbit_per_second, is_timeout, join, time_outs};
 
 /// Bytes per write and read: iperf3's default for TCP.
 const BLOCK: usize = 128 * 1024;
@@ -27,8 +27,6 @@ const BLOCK: usize = 128 * 1024;
 const CHECKED_HEAD: usize = 4096;
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A blocked write or read looks at the stop flag this often.
-const IO_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long readers wait for the rest after the writers have stopped.
 const DRAIN: Duration = Duration::from_millis(300);
 /// The same with verification: data in flight can be megabytes per stream on a slow path.
@@ -184,14 +182,16 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
     report.congestion_window =
         info.map(|info| u64::from(info.congestion_window) * u64::from(info.segment));
     report.retransmitted_share = info.and_then(|info| {
-        let bytes: u64 = streams
-            .iter()
-            .map(|s| s.received.load(Ordering::Relaxed))
-            .sum();
+        let bytes = sum(&streams, |stream| &stream.received);
         let again = report.retransmitted_segments as f64;
         ratio(again, bytes as f64 / f64::from(info.segment) + again)
     });
     Ok(report)
+}
+
+fn sum(streams: &[Stream], of: fn(&Stream) -> &AtomicU64) -> u64 {
+    let counts = streams.iter().map(of);
+    counts.map(|count| count.load(Ordering::Relaxed)).sum()
 }
 
 fn retransmissions(ends: &Ends<'_>) -> Result<u64> {
@@ -204,27 +204,8 @@ fn connect_all(
     options: &TcpOptions,
     interrupt: &Interrupt,
 ) -> Result<Vec<Stream>> {
-    let any = ends.any();
-    let listener = ends
-        .server
-        .run(|| TcpListener::bind(any))?
-        .map_err(LoadError::io("listen for the load generator's connections"))?;
-    ends.set_congestion(&listener)?;
-    // accept(2) honours the receive time-out.
-    SockRef::from(&listener)
-        .set_read_timeout(Some(CONNECT_TIMEOUT))
-        .map_err(LoadError::io("set a time-out on the listening socket"))?;
-    let port = listener
-        .local_addr()
-        .map_err(LoadError::io("read the listening port"))?
-        .port();
-    if let Some([_, receive]) = options.buffers {
-        // Connections inherit it, and the scale of their windows depends on it.
-        SockRef::from(&listener)
-            .set_recv_buffer_size(receive)
-            .map_err(LoadError::io("set a receive buffer"))?;
-    }
-    let target = SocketAddr::new(ends.target, port);
+    let receive = options.buffers.map(|[_, receive]| receive);
+    let (listener, target) = ends.listen(CONNECT_TIMEOUT, receive)?;
     let reverse: &[bool] = match options.direction {
         Direction::Forward => &[false],
         Direction::Reverse => &[true],
@@ -235,14 +216,10 @@ fn connect_all(
         for number in 0..options.streams {
             interrupt.check()?;
             let source = ends.sources.iter().cycle().nth(number).copied();
-            let client = ends
-                .client
-                .run(|| connect(source, target))?
-                .map_err(LoadError::io(format!("connect to {target}")))?;
-            ends.set_congestion(&client)?;
+            let client = ends.connect(source, target, CONNECT_TIMEOUT)?;
             let (server, _) = listener
                 .accept()
-                .map_err(LoadError::io(format!("accept a connection on {target}")))?;
+                .doing(format!("accept a connection on {target}"))?;
             let number = streams.len();
             let (tx, rx) = if reverse {
                 (server, client)
@@ -253,12 +230,10 @@ fn connect_all(
                 SockRef::from(&tx)
                     .set_send_buffer_size(send)
                     .and_then(|()| SockRef::from(&rx).set_recv_buffer_size(receive))
-                    .map_err(LoadError::io("set the buffers of a connection"))?;
+                    .doing("set the buffers of a connection")?;
             }
-            tx.set_write_timeout(Some(IO_TIMEOUT))
-                .map_err(LoadError::io("set a write time-out"))?;
-            rx.set_read_timeout(Some(IO_TIMEOUT))
-                .map_err(LoadError::io("set a read time-out"))?;
+            time_outs(&tx)?;
+            time_outs(&rx)?;
             streams.push(Stream {
                 number,
                 reverse,
@@ -272,16 +247,6 @@ fn connect_all(
         }
     }
     Ok(streams)
-}
-
-/// Connects from an address of its own, if given.
-fn connect(source: Option<IpAddr>, target: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
-    if let Some(source) = source {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
-    }
-    socket.connect_timeout(&target.into(), CONNECT_TIMEOUT)?;
-    Ok(socket.into())
 }
 
 /// Writes until `stop` is set, then ends the stream.
@@ -383,7 +348,7 @@ pub fn verify_stream(source: &mut impl Read, stream: usize, pattern: Pattern) ->
     loop {
         match source
             .read(&mut block)
-            .map_err(LoadError::io(format!("read from stream {stream}")))?
+            .doing(format!("read from stream {stream}"))?
         {
             0 => return Ok(check.received),
             n => check.take(&block[..n])?,
@@ -419,13 +384,6 @@ impl Check {
         self.received += bytes.len() as u64;
         Ok(())
     }
-}
-
-fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
 }
 
 /// Byte counts of all streams at one time, and the mean of their round-trip times in microseconds.
@@ -487,19 +445,12 @@ fn measure(
 fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: f64) -> TcpReport {
     let (first, last) = (&samples[0], &samples[samples.len() - 1]);
     let seconds = (last.at - first.at).as_secs_f64();
-    let stream_bytes: Vec<u64> = last
-        .received
-        .iter()
-        .zip(&first.received)
-        .map(|(b, a)| b - a)
-        .collect();
+    let both = last.received.iter().zip(&first.received);
+    let stream_bytes: Vec<u64> = both.map(|(last, first)| last - first).collect();
     let bytes = |reverse: bool| -> u64 {
-        streams
-            .iter()
-            .zip(&stream_bytes)
-            .filter(|(s, _)| s.reverse == reverse)
-            .map(|(_, b)| b)
-            .sum()
+        let streams = streams.iter().zip(&stream_bytes);
+        let those = streams.filter(|(stream, _)| stream.reverse == reverse);
+        those.map(|(_, bytes)| bytes).sum()
     };
     let (forward, reverse) = (bytes(false), bytes(true));
     let gbit = (forward + reverse) as f64 * 8.0 / 1e9;
@@ -527,10 +478,7 @@ fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: 
         congestion_window: None,
         round_trip_us: round_trip(&samples[1..]),
         stream_bytes,
-        verified_bytes: streams
-            .iter()
-            .map(|s| s.verified.load(Ordering::Relaxed))
-            .sum(),
+        verified_bytes: sum(streams, |stream| &stream.verified),
         intervals,
     }
 }

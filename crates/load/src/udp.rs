@@ -7,7 +7,7 @@
 //! section 3: smaller than the next expected number).
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ use socket2::SockRef;
 
 use crate::Pattern;
 use crate::counters::{CpuClock, udp_receive_buffer_errors};
-use crate::error::{LoadError, Result};
-use crate::{Direction, Ends, gbit_per_second, join};
+use crate::error::{Doing, LoadError, Result};
+use crate::{Direction, Ends, IO_TIMEOUT, gbit_per_second, is_timeout, join};
 
 /// Sequence number and seed.
 const HEADER: usize = 16;
@@ -36,8 +36,6 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 const REST: Duration = Duration::from_micros(50);
 /// How long a receiver that asks for datagrams may wait until it is heard.
 const INTRODUCTION: Duration = Duration::from_secs(5);
-/// A blocked receive looks at the stop flag this often.
-const IO_TIMEOUT: Duration = Duration::from_millis(100);
 /// This long without a datagram: the path has run dry, and once the sender has stopped no more will
 /// come.
 const QUIET: Duration = Duration::from_millis(200);
@@ -191,7 +189,7 @@ pub fn udp_flood(
     let stop = AtomicBool::new(false);
     let (window, tx, rx) = std::thread::scope(|scope| {
         let rx = scope.spawn(|| receive(&receiver, options, &received, &stop));
-        let tx = scope.spawn(|| send(&sender, options, &sent, &stop));
+        let tx = scope.spawn(|| send_flood(&sender, options, &sent, &stop));
         let window = measure(&sent, &received, options, interrupt);
         stop.store(true, Ordering::Relaxed);
         Ok::<_, LoadError>((window, join(tx)?, join(rx)?))
@@ -220,20 +218,6 @@ pub fn udp_flood(
     })
 }
 
-/// Sends numbered datagrams over a connected socket until `stop` is set: the sending end of a flood between two hosts.
-/// `sent` counts those that the socket took.
-///
-/// # Errors
-/// The socket fails; a datagram larger than the path takes.
-pub fn send_flood(
-    socket: &UdpSocket,
-    options: &UdpOptions,
-    sent: &Counter,
-    stop: &AtomicBool,
-) -> Result<()> {
-    send(socket, options, sent, stop)
-}
-
 /// Receives what [`send_flood`] sends with the same options, until `stop` is set and nothing more arrives. `received` counts
 /// each datagram once; those of another length or seed do not count.
 ///
@@ -255,26 +239,7 @@ fn open(
     options: &UdpOptions,
     interrupt: &Interrupt,
 ) -> Result<(UdpSocket, UdpSocket)> {
-    let any = ends.any();
-    let server = ends
-        .server
-        .run(|| UdpSocket::bind(any))?
-        .map_err(LoadError::io("open the server's UDP socket"))?;
-    let port = server
-        .local_addr()
-        .map_err(LoadError::io("read the server's port"))?
-        .port();
-    let target = SocketAddr::new(ends.target, port);
-    let client = ends
-        .client
-        .run(|| UdpSocket::bind(any).and_then(|s| s.connect(target).map(|()| s)))?
-        .map_err(LoadError::io(format!("open a UDP socket to {target}")))?;
-    for socket in [&server, &client] {
-        socket
-            .set_read_timeout(Some(IO_TIMEOUT))
-            .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
-            .map_err(LoadError::io("set time-outs"))?;
-    }
+    let [server, client] = ends.datagrams()?;
     let (sender, receiver) = match options.direction {
         Direction::Forward => (client, server),
         Direction::Reverse => {
@@ -293,9 +258,7 @@ fn set_receive_buffer(receiver: &UdpSocket, options: &UdpOptions) -> Result<()> 
     match options.receive_buffer {
         Some(bytes) => SockRef::from(receiver)
             .set_recv_buffer_size(bytes)
-            .map_err(LoadError::io(format!(
-                "set a receive buffer of {bytes} bytes"
-            ))),
+            .doing(format!("set a receive buffer of {bytes} bytes")),
         // Refused in a user namespace: the default is used, and its drops are counted separately.
         None => {
             let _ = setsockopt(receiver, sockopt::RcvBufForce, &RECEIVE_BUFFER);
@@ -316,7 +279,7 @@ fn introduce(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> R
         if let Ok((_, from)) = server.recv_from(&mut [0; 8]) {
             return server
                 .connect(from)
-                .map_err(LoadError::io(format!("connect a UDP socket to {from}")));
+                .doing(format!("connect a UDP socket to {from}"));
         }
     }
     Err(LoadError::Timeout {
@@ -325,8 +288,17 @@ fn introduce(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> R
     })
 }
 
-/// Sends numbered datagrams until `stop` is set.
-fn send(socket: &UdpSocket, options: &UdpOptions, sent: &Counter, stop: &AtomicBool) -> Result<()> {
+/// Sends numbered datagrams over a connected socket until `stop` is set: the sending end of a flood
+/// between two hosts. `sent` counts those that the socket took.
+///
+/// # Errors
+/// The socket fails; a datagram larger than the path takes.
+pub fn send_flood(
+    socket: &UdpSocket,
+    options: &UdpOptions,
+    sent: &Counter,
+    stop: &AtomicBool,
+) -> Result<()> {
     let mut datagram = vec![0_u8; options.datagram];
     datagram[8..HEADER].copy_from_slice(&options.seed.to_be_bytes());
     Pattern::new(options.seed).fill(0, &mut datagram[HEADER..]);
@@ -365,14 +337,9 @@ fn send(socket: &UdpSocket, options: &UdpOptions, sent: &Counter, stop: &AtomicB
 }
 
 fn is_transient(error: &std::io::Error) -> bool {
-    error.raw_os_error() == Some(nix::errno::Errno::ENOBUFS as i32)
-        || matches!(
-            error.kind(),
-            ErrorKind::WouldBlock
-                | ErrorKind::TimedOut
-                | ErrorKind::Interrupted
-                | ErrorKind::ConnectionRefused
-        )
+    error.raw_os_error() == Some(Errno::ENOBUFS as i32)
+        || error.kind() == ErrorKind::ConnectionRefused
+        || is_timeout(error)
 }
 
 /// Counts until the sender has stopped and nothing comes any more.

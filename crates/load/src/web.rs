@@ -12,12 +12,10 @@ use std::time::{Duration, Instant};
 
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
 
-use crate::error::{LoadError, Result};
-use crate::live::is_timeout;
+use crate::error::{Doing, LoadError, Result};
 use crate::stats::percentile;
-use crate::{Ends, Stop, gbit_per_second, join};
+use crate::{Ends, Stop, gbit_per_second, is_timeout, join};
 
 /// Connections of a page, as many as browsers open to a host with HTTP/1.1.
 const CONNECTIONS: usize = 6;
@@ -58,23 +56,10 @@ pub struct WebReport {
 /// # Errors
 /// [`LoadError::Interrupted`]; a server that cannot listen.
 pub fn web(ends: &Ends<'_>, duration: Duration, interrupt: &Interrupt) -> Result<WebReport> {
-    let any = ends.any();
-    let listener = ends
-        .server
-        .run(|| TcpListener::bind(any))?
-        .map_err(LoadError::io("listen for requests of web pages"))?;
-    // accept(2) honours the receive time-out.
-    SockRef::from(&listener)
-        .set_read_timeout(Some(IO_TIMEOUT))
-        .map_err(LoadError::io("set a time-out on the listening socket"))?;
-    ends.set_congestion(&listener)?;
-    let port = listener
-        .local_addr()
-        .map_err(LoadError::io("read the listening port"))?
-        .port();
+    let (listener, to) = ends.listen(IO_TIMEOUT, None)?;
     let page = Page {
         ends,
-        to: SocketAddr::new(ends.target, port),
+        to,
         interrupt,
     };
     let stop = AtomicBool::new(false);
@@ -155,17 +140,11 @@ impl Page<'_> {
     }
 
     fn connect(&self) -> Result<TcpStream> {
-        let failed = || LoadError::io(format!("connect to {} for a web page", self.to));
-        let stream = self
-            .ends
-            .client
-            .run(|| TcpStream::connect_timeout(&self.to, PATIENCE))?
-            .map_err(failed())?;
-        self.ends.set_congestion(&stream)?;
+        let stream = self.ends.connect(None, self.to, PATIENCE)?;
         stream
             .set_read_timeout(Some(IO_TIMEOUT))
             .and_then(|()| stream.set_nodelay(true))
-            .map_err(failed())?;
+            .doing("prepare a connection for web pages")?;
         Ok(stream)
     }
 

@@ -26,7 +26,6 @@ pub enum Measured {
 
 impl Measured {
     /// Received, in Gbit/s.
-    #[must_use]
     pub fn gbit_per_second(&self) -> Option<f64> {
         match self {
             Self::Tcp(r) => Some(r.gbit_per_second),
@@ -36,7 +35,6 @@ impl Measured {
     }
 
     /// Busy CPU seconds of the whole machine per Gbit.
-    #[must_use]
     pub fn cpu_seconds_per_gbit(&self) -> Option<f64> {
         match self {
             Self::Tcp(r) => r.cpu_seconds_per_gbit,
@@ -104,7 +102,6 @@ pub struct TunnelReport {
 
 impl TunnelReport {
     /// The summary of `load`.
-    #[must_use]
     pub fn load(&self, load: Load) -> Option<&LoadSummary> {
         self.loads.iter().find(|l| l.load == load)
     }
@@ -137,7 +134,6 @@ pub struct BenchReport {
 impl BenchReport {
     /// Whether the raw link or a Seikan tunnel failed. A failure of another tunnel is a finding,
     /// and in the report.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.tunnels
             .iter()
@@ -171,7 +167,7 @@ pub(super) fn summarise(tunnel: &dyn Tunnel, rounds: Vec<Round>) -> TunnelReport
     for (number, round) in (1..).zip(&rounds) {
         errors.extend(round.error.iter().map(|e| format!("round {number}: {e}")));
         errors.extend(round.loads.iter().filter_map(|l| match &l.measured {
-            Measured::Failed(e) => Some(format!("round {number}, {}: {e}", l.load.name())),
+            Measured::Failed(e) => Some(format!("round {number}, {}: {e}", l.load)),
             _ => None,
         }));
     }

@@ -21,6 +21,7 @@ use crate::host::Host;
 use crate::link::Link;
 use crate::load::live;
 use crate::scenario::doctor::{self, Diagnosis, DoctorArguments};
+use crate::scenario::lookup;
 use crate::tunnel::{self, Changes, inner_device};
 
 /// The tunnel that is broken.
@@ -225,10 +226,8 @@ pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<
 
 fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
     step("starting");
-    let tunnel = tunnel::named(TUNNEL, &Changes::default())
-        .ok_or_else(|| LabError::Setup(format!("no tunnel `{TUNNEL}`: this is a bug")))?;
-    tunnel.availability().map_err(LabError::Setup)?;
-    let mut running = tunnel::start(tunnel.as_ref(), Link::default(), interrupt)?;
+    let tunnel = lookup(TUNNEL, &Changes::default())?;
+    let mut running = tunnel::start(&tunnel, Link::default(), interrupt)?;
     let mut chapter = Chapter {
         tunnel: TUNNEL.to_owned(),
         offered: RATE,
@@ -246,7 +245,7 @@ fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
         chapter.tried.clear();
         let host = &running.hosts.a;
         let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
-        live(&tunnel.ends(&running.hosts), &load, interrupt, play)?;
+        live(&running.ends(), &load, interrupt, play)?;
         // Nothing else is gained by longer bursts.
         if !matches!(chapter.objection(), Some(Objection::NotFelt { .. })) {
             break;

@@ -59,7 +59,6 @@ pub struct GatewayRow {
 
 impl GatewayRow {
     /// The summary of `load`.
-    #[must_use]
     pub fn load(&self, load: Load) -> Option<&RowLoad> {
         self.loads.iter().find(|l| l.load == load)
     }
@@ -82,14 +81,12 @@ pub struct GatewayReport {
 
 impl GatewayReport {
     /// The row of that name.
-    #[must_use]
     pub fn row(&self, name: &str) -> Option<&GatewayRow> {
         self.rows.iter().find(|row| row.name == name)
     }
 
     /// Whether a Seikan row or plain forwarding failed. A failure of another tunnel is a finding,
     /// and in the report.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.rows
             .iter()
@@ -116,7 +113,7 @@ pub(super) fn summarise(
     for (number, GatewayRound { figures, .. }) in (1..).zip(&rounds) {
         errors.extend(figures.error.iter().map(|e| format!("round {number}: {e}")));
         errors.extend(figures.loads.iter().filter_map(|l| match &l.measured {
-            Measured::Failed(e) => Some(format!("round {number}, {}: {e}", l.load.name())),
+            Measured::Failed(e) => Some(format!("round {number}, {}: {e}", l.load)),
             _ => None,
         }));
     }

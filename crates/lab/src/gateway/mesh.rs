@@ -60,7 +60,7 @@ pub(super) fn start(
 /// Returns the sections of a gateway and its devices, which get addresses from the mesh.
 fn sections(mode: Mode, site: &Site) -> String {
     let mut text = mode.section();
-    for (number, device) in (0..).zip(std::iter::once(&site.device).chain(&site.others)) {
+    for (number, device) in (0..).zip(site.devices()) {
         text += &format!(
             "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\n",
             device.address, device.address6

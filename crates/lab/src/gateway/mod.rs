@@ -12,6 +12,7 @@ mod setup;
 pub mod site;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Args;
 use seikan_load::Ends;
@@ -22,12 +23,12 @@ use serde::{Deserialize, Serialize};
 use crate::arguments::seconds;
 use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, refuse_path_loads, run_loads};
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, in_words};
 use crate::host::Congestion;
 use crate::link::Link;
 use crate::load::wait_reachable;
 use crate::machine::Machine;
-use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel};
+use crate::tunnel::{self, READY_PATIENCE, Running, Started, Tunnel};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};
@@ -250,16 +251,12 @@ fn measure(
             through_gateway(setup, options, interrupt, measure)
         }
     };
-    match outcome {
-        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-        Err(error) => round.figures.error = Some(error.to_string()),
-        Ok(()) => {}
-    }
+    round.figures.error = in_words(outcome)?.err();
     Ok(round)
 }
 
 fn host_to_host(
-    tunnel: &dyn Tunnel,
+    tunnel: &Arc<dyn Tunnel>,
     options: &GatewayOptions,
     interrupt: &Interrupt,
     load: &mut dyn FnMut(&Ends<'_>, &mut Started) -> Result<()>,
@@ -269,13 +266,14 @@ fn host_to_host(
         congestion: options.congestion,
         ..Link::default()
     };
-    let mut running = tunnel::start(tunnel, link, interrupt)?;
-    let (hosts, started) = running.parts();
-    let mut ends = tunnel.ends(hosts);
+    let Running {
+        hosts, mut started, ..
+    } = tunnel::start(tunnel, link, interrupt)?;
+    let mut ends = tunnel.ends(&hosts);
     if options.ipv6 {
         ends.target = hosts.b.inner6;
     }
-    load(&ends, started)
+    load(&ends, &mut started)
 }
 
 /// Brings a gateway up and hands the device and the remote to `then`.

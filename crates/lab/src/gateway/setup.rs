@@ -5,13 +5,14 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
 use crate::gateway::mesh;
-use crate::gateway::naive::{Inside, Worker};
+use crate::gateway::naive::{NaiveOptions, Worker};
 use crate::gateway::site::{
     LAN, Lan, MANY, Mode, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
 };
@@ -32,9 +33,9 @@ const SEIKAN: &str = "seikan";
 /// A way from the device to the remote.
 pub(super) enum Setup {
     /// Two hosts that run Seikan themselves, without a gateway.
-    HostToHost(Seikan),
+    HostToHost(Arc<dyn Tunnel>),
     /// The naive encapsulator at two hosts, without a gateway.
-    NaiveHosts(NaiveHosts),
+    NaiveHosts(Arc<dyn Tunnel>),
     /// The kernel forwards, without a tunnel.
     Plain,
     /// Ours.
@@ -253,9 +254,8 @@ type Device = [[IpAddr; 2]; 2];
 
 /// The devices of a site.
 fn devices(site: &Site) -> Vec<Device> {
-    let hosts = std::iter::once(&site.device).chain(&site.others);
     let addresses = |host: &Host| [[host.address, host.address6], [host.inner, host.inner6]];
-    hosts.map(addresses).collect()
+    site.devices().map(addresses).collect()
 }
 
 /// Returns the other devices of a site: existing ones, then those that are only configured.
@@ -319,28 +319,27 @@ fn gateway_section(mode: Mode, devices: &[Device]) -> String {
 fn start_naive(site: &Site) -> Result<Vec<Worker>> {
     let network = |pair: Pair| Ipv4Net::new_assert(pair.v4, 24);
     let [to_gateway, to_remote] = site.outside;
-    let ends = [
-        (
-            &site.gateway,
-            to_remote,
-            Inside::Lan {
-                nic: LAN.to_owned(),
-                overlay: network(on_overlay(2)).trunc(),
-            },
-        ),
-        (
-            &site.remote,
-            to_gateway,
-            Inside::Tun {
-                device: "naive0".to_owned(),
-                address: network(on_overlay(2)),
-                networks: vec![network(on_lan(1)).trunc()],
-            },
-        ),
-    ];
-    let start =
-        |(host, peer, inside): (&Host, Ipv4Addr, Inside)| Worker::start(host, WAN, peer, &inside);
-    ends.into_iter().map(start).collect()
+    let gateway = NaiveOptions {
+        wan: WAN.to_owned(),
+        peer: to_remote,
+        lan: Some(LAN.to_owned()),
+        overlay: network(on_overlay(2)).trunc(),
+        tun: None,
+        address: None,
+        network: Vec::new(),
+        ports: 1,
+    };
+    let remote = NaiveOptions {
+        peer: to_gateway,
+        lan: None,
+        tun: Some("naive0".to_owned()),
+        address: Some(network(on_overlay(2))),
+        network: vec![network(on_lan(1)).trunc()],
+        ..gateway.clone()
+    };
+    let ends = [(&site.gateway, gateway), (&site.remote, remote)].into_iter();
+    ends.map(|(host, options)| Worker::start(host, &options))
+        .collect()
 }
 
 /// Has the remote ping the device through the naive tunnel, so that its NAT admits the gateway.
@@ -354,8 +353,8 @@ fn keep_mappings(site: &Site, dir: &Path) -> Result<Process> {
 /// All ways, in the order of reports.
 pub(super) fn all() -> Vec<Setup> {
     let mut all = vec![
-        Setup::HostToHost(Seikan::new("native", 0)),
-        Setup::NaiveHosts(NaiveHosts { spread: false }),
+        Setup::HostToHost(Arc::new(Seikan::new("native", 0))),
+        Setup::NaiveHosts(Arc::new(NaiveHosts { spread: false })),
         Setup::Plain,
     ];
     for many in [false, true] {

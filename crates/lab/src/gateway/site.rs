@@ -63,19 +63,16 @@ pub struct Pair {
 
 impl Pair {
     /// Both, IPv4 first.
-    #[must_use]
     pub fn both(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
     /// The one of a family.
-    #[must_use]
     pub fn of(self, ipv6: bool) -> IpAddr {
         self.both()[usize::from(ipv6)]
     }
 
     /// The networks of both.
-    #[must_use]
     pub fn networks(self) -> [IpNet; 2] {
         self.both().map(|address| network(address).trunc())
     }
@@ -95,19 +92,16 @@ const fn digits(decimal: u8) -> u16 {
 }
 
 /// An address on the LAN.
-#[must_use]
 pub const fn on_lan(host: u8) -> Pair {
     pair(192, 168, 1, [0xfd00, 1], host)
 }
 
 /// An address between gateway and remote.
-#[must_use]
 pub const fn on_wan(host: u8) -> Pair {
     pair(10, 0, 0, [0xfd00, 2], host)
 }
 
 /// An address in the overlay.
-#[must_use]
 pub const fn on_overlay(host: u8) -> Pair {
     pair(10, 77, 0, [0xfd77, 0], host)
 }
@@ -248,17 +242,15 @@ impl Site {
         } else {
             cable(&gateway, WAN, &remote, WAN)?;
             for host in [&gateway, &remote] {
-                host.configure(WAN, MTU, [host.address, host.address6])?;
+                host.configure(WAN, MTU, &[host.address, host.address6])?;
             }
             None
         };
-        for host in std::iter::once(&device).chain(&others) {
-            host.configure(NIC, MTU, [host.address, host.address6])?;
-        }
-        gateway.configure(LAN, MTU, on_lan(1).both())?;
-        for host in std::iter::once(&device).chain(&others) {
+        for host in others.iter().chain([&device]) {
+            host.configure(NIC, MTU, &[host.address, host.address6])?;
             set_nic(host, NIC, lan.nic, true)?;
         }
+        gateway.configure(LAN, MTU, &on_lan(1).both())?;
         set_nic(&gateway, LAN, lan.nic, lan.gro)?;
         if lan.rps {
             gateway.steer(LAN, &all_cpus())?;
@@ -288,12 +280,17 @@ impl Site {
         })
     }
 
+    /// All devices, the measured one first.
+    pub fn devices(&self) -> impl Iterator<Item = &Host> {
+        std::iter::once(&self.device).chain(&self.others)
+    }
+
     /// Has the devices look for the addresses of `networks` on the LAN.
     ///
     /// # Errors
     /// The kernel refuses a route.
     pub(super) fn route_on_lan(&self, networks: &[IpNet]) -> Result<()> {
-        for host in std::iter::once(&self.device).chain(&self.others) {
+        for host in self.devices() {
             for network in networks {
                 host.add_route(&Route::to(*network).device(host.index(NIC)?))?;
             }
@@ -306,15 +303,10 @@ impl Site {
     /// # Errors
     /// The kernel refuses a route.
     pub fn route_through_gateway(&self, networks: &[IpNet]) -> Result<()> {
-        let devices = std::iter::once(&self.device).chain(&self.others);
-        for (host, (network, via)) in devices.flat_map(|host| {
-            networks
-                .iter()
-                .copied()
-                .zip(on_lan(1).both())
-                .map(move |r| (host, r))
-        }) {
-            host.add_route(&Route::to(network).via(via))?;
+        for host in self.devices() {
+            for (network, via) in networks.iter().zip(on_lan(1).both()) {
+                host.add_route(&Route::to(*network).via(via))?;
+            }
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use seikan_load::Pattern;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, Result};
 
 /// Sizes of an initiation, a response and a cookie reply, and the least one of data (WireGuard
 /// whitepaper, 5.4).
@@ -58,7 +58,6 @@ impl std::fmt::Display for Flood {
 
 impl Flood {
     /// Its name in reports.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Garbage => "garbage",
@@ -85,7 +84,6 @@ pub struct Target {
 
 impl Target {
     /// Message types: initiation, response, cookie reply, data.
-    #[must_use]
     pub const fn types(&self) -> [u8; 4] {
         if self.native {
             [0x11, 0x12, 0x13, 0x14]
@@ -96,7 +94,6 @@ impl Target {
 
     /// Datagrams of a kind; the same `seed` makes the same. Empty when there is nothing genuine to
     /// make them of.
-    #[must_use]
     pub fn datagrams(&self, flood: Flood, seed: u64) -> Vec<Vec<u8>> {
         let random = |n: u64, length: usize| {
             let mut bytes = vec![0; length];
@@ -195,9 +192,7 @@ impl Capture {
                 socket.set_read_timeout(Some(Duration::from_millis(20)))?;
                 Ok(socket)
             });
-        socket
-            .map(Self)
-            .map_err(LabError::io("open a packet socket"))
+        socket.map(Self).doing("open a packet socket")
     }
 
     /// The payloads of datagrams to `port` seen within `time`; those larger than one packet of the

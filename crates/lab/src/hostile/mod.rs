@@ -21,9 +21,9 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::link::{Hosts, Link};
-use crate::tunnel::{self, PORT, Running, Tunnel};
+use crate::tunnel::{self, PORT, Running};
 
 pub use flood::{Capture, Flood, Target, shoot};
 
@@ -99,8 +99,8 @@ pub fn hostile(
     let mut done = 0;
     for round in 0..options.rounds {
         for (t, tunnel) in tunnels.iter().enumerate() {
-            let mut running = tunnel::start(tunnel.as_ref(), Link::default(), interrupt)?;
-            let target = spy(tunnel.as_ref(), &running, interrupt)?;
+            let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
+            let target = spy(tunnel.name(), &running, interrupt)?;
             for (f, &flood) in options.floods.iter().enumerate() {
                 progress(Progress {
                     fraction: done as f64 / steps as f64,
@@ -139,12 +139,8 @@ pub fn hostile(
 
 fn summarise(tunnel: &str, flood: Flood, shots: &[[Shot; 2]]) -> Option<HostileRow> {
     let spread = |i: usize, figure: fn(&Shot) -> f64| {
-        Spread::of(
-            &shots
-                .iter()
-                .map(|pair| figure(&pair[i]))
-                .collect::<Vec<_>>(),
-        )
+        let figures = shots.iter().map(|pair| figure(&pair[i]));
+        Spread::of(&figures.collect::<Vec<_>>())
     };
     let [baseline, under] = [0, 1].map(|i| spread(i, |shot| shot.gbit_per_second));
     let [slow, fast] = [0, 1].map(|i| spread(i, |shot| shot.datagrams_per_second));
@@ -161,22 +157,22 @@ fn summarise(tunnel: &str, flood: Flood, shots: &[[Shot; 2]]) -> Option<HostileR
 
 /// Returns an attacker's knowledge of host B: its public key, and data datagrams on their path to
 /// it.
-fn spy(tunnel: &dyn Tunnel, running: &Running, interrupt: &Interrupt) -> Result<Target> {
+fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
     let hosts = &running.hosts;
     let mut capture = hosts.b.run(Capture::open)??;
     let seen = std::thread::scope(|scope| {
         let seen = scope.spawn(|| capture.datagrams(PORT, COLLECT));
-        let pinged = ping(&tunnel.ends(hosts), &LatencyOptions::default(), interrupt);
+        let pinged = ping(&running.ends(), &LatencyOptions::default(), interrupt);
         pinged.and_then(|_| seikan_load::join(seen))
     })?;
-    let unknown = || LabError::Setup(format!("{} does not tell its public key", tunnel.name()));
-    let status = running.status(tunnel);
+    let unknown = || LabError::Setup(format!("{name} does not tell its public key"));
+    let status = running.status();
     let key = status
         .get(1)
         .and_then(|status| status["interface"]["public_key"].as_str())
         .and_then(|key| STANDARD.decode(key).ok()?.try_into().ok());
     let mut target = Target {
-        native: tunnel.name().ends_with("native"),
+        native: name.ends_with("native"),
         public_key: key.ok_or_else(unknown)?,
         genuine: Vec::new(),
     };
@@ -186,10 +182,8 @@ fn spy(tunnel: &dyn Tunnel, running: &Running, interrupt: &Interrupt) -> Result<
         .genuine
         .retain(|datagram| datagram.first() == Some(&data));
     if target.genuine.is_empty() {
-        return Err(LabError::Setup(format!(
-            "no datagram of {} was seen on its way",
-            tunnel.name()
-        )));
+        let unseen = format!("no datagram of {name} was seen on its way");
+        return Err(LabError::Setup(unseen));
     }
     Ok(target)
 }
@@ -214,14 +208,11 @@ fn under_fire(
         .run(|| UdpSocket::bind(SocketAddr::new(hosts.b.address, 0)))?;
     let drain = drain.map_err(open("the other port"))?;
     let timeout = drain.set_read_timeout(Some(Duration::from_millis(50)));
-    timeout.map_err(LabError::io("set a read time-out"))?;
+    timeout.doing("set a read time-out")?;
     let port = if at_tunnel {
         PORT
     } else {
-        drain
-            .local_addr()
-            .map_err(LabError::io("read a port"))?
-            .port()
+        drain.local_addr().doing("read a port")?.port()
     };
     let to = SocketAddr::new(hosts.b.address, port);
     let gun = hosts.a.run(|| {

@@ -58,7 +58,6 @@ pub struct EventReport {
 
 impl EventReport {
     /// Whether anything is not as it was to be.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| !row.wrong.is_empty())
     }

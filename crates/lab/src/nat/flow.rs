@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, Result};
 use crate::host::Host;
 
 /// Between two questions, usually.
@@ -80,15 +80,15 @@ impl Flow {
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT));
         let connect = || TcpStream::connect_timeout(&SocketAddr::new(target, PORT), CONNECT);
         let failed = "connect through the tunnel";
-        let listener = to.run(listen)?.map_err(LabError::io("listen"))?;
-        let mut asking = from.run(connect)?.map_err(LabError::io(failed))?;
-        let (mut answering, _) = listener.accept().map_err(LabError::io(failed))?;
+        let listener = to.run(listen)?.doing("listen")?;
+        let mut asking = from.run(connect)?.doing(failed)?;
+        let (mut answering, _) = listener.accept().doing(failed)?;
         for stream in [&asking, &answering] {
             stream
                 .set_nodelay(true)
                 .and_then(|()| stream.set_read_timeout(Some(EVERY)))
                 .and_then(|()| stream.set_write_timeout(Some(EVERY)))
-                .map_err(LabError::io(failed))?;
+                .doing(failed)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new(Seen::default()));
@@ -190,5 +190,5 @@ fn socket(host: &Host, port: u16, every: Duration) -> Result<UdpSocket> {
         std::io::Result::Ok(socket)
     };
     host.run(open)?
-        .map_err(LabError::io(format!("open a socket on host {}", host.name)))
+        .doing(format!("open a socket on host {}", host.name))
 }

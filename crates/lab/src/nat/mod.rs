@@ -106,7 +106,6 @@ pub struct NatReport {
 
 impl NatReport {
     /// Whether anything is not as it was to be.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| !row.wrong.is_empty())
     }

@@ -228,7 +228,6 @@ pub struct Cell {
 
 impl Cell {
     /// `symmetric, open`, and what both are behind.
-    #[must_use]
     pub fn name(&self) -> String {
         let [a, b] = &self.nats;
         let shared = match self.shared.first() {
@@ -323,7 +322,6 @@ impl Plan {
     }
 
     /// Pairs without an expectation, or with two.
-    #[must_use]
     pub fn unclear(&self) -> Vec<String> {
         let mut said: BTreeMap<[&str; 2], usize> = BTreeMap::new();
         for expect in self.expect.iter().filter(|e| e.shared.is_empty()) {

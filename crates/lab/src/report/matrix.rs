@@ -32,7 +32,6 @@ const DARKEST: f64 = 0.7;
 const LIGHTEST: f64 = 0.15;
 
 /// Draws the matrix of a count.
-#[must_use]
 pub fn matrix_svg(counts: &Counts) -> String {
     let columns = columns(counts);
     let right = LEFT + CELL * columns.len() as f64;

@@ -19,7 +19,6 @@ const THICKNESS: f64 = 15.0;
 const FOOT: f64 = 14.0;
 
 /// Draws all panels, one below the other.
-#[must_use]
 pub fn svg(report: &Report) -> String {
     let bars = report.panels.iter().flat_map(|panel| &panel.bars);
     let names = bars.map(|bar| width(&bar.label, SIZE)).fold(0.0, f64::max);

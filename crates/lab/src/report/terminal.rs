@@ -23,7 +23,6 @@ fn ink_of(style: Style, kind: Kind) -> Ink {
 }
 
 /// Draws the report, ending with a line feed.
-#[must_use]
 pub fn terminal(report: &Report, style: Style) -> String {
     let mut lines = vec![
         ink(style).bold().apply_to(&report.title).to_string(),

@@ -6,22 +6,22 @@
 //! load is the source's: `ab` requests a page of 5 MB from a web server repeatedly over eight
 //! connections that are kept. [`surface`] answers questions that the source leaves open.
 
+use std::sync::Arc;
+
 use seikan_diagnose::Cause;
 use seikan_load::LiveOptions;
-use seikan_sys::ethtool::Feature;
 
 use super::crossings::{self, Crossings, Through};
-use super::figures::interleaved;
+use super::forwarding::limit_frames;
 use super::look::Looker;
 use super::pages::{CONNECTIONS, REQUESTS, page_seconds, request_repeatedly, web_server};
 use super::{
-    Bench, Curve, Curves, Figures, Found, Row, delay, forwarding, limit, null, plain, set_link,
-    surface, titled,
+    Bench, Curve, Curves, Experiment, Figures, Row, delay, forwarding, limit, null, plain, surface,
+    titled,
 };
 use crate::cleanup::private_directory;
 use crate::error::Result;
-use crate::host::Host;
-use crate::tunnel::{self, Running, Tunnel, inner_device};
+use crate::tunnel::{Running, Tunnel};
 
 /// Frames for each crossing.
 const SIZES: [u32; 5] = [1, 2, 4, 16, 64];
@@ -37,7 +37,7 @@ pub(super) const ONE: &str = "Seikan, 1 frame";
 /// Published, in KB/s: bare forwarding, the driver as it is, the driver changed.
 const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let rounds = bench.options.rounds as usize;
     let rows = bench.rates().map(|rate| {
         let checks = rate.map_or(0, |_| limit::STEPS);
@@ -45,25 +45,18 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     });
     let rows: usize = rows.iter().sum();
     bench.expect(rows * rounds + surface::POINTS + 1);
-    let mut found = Found::default();
     if null::program().is_none() {
         found.notes.push(null::missing());
     }
     for rate in bench.rates() {
         if let Some(rate) = rate {
-            let done = limit::check(bench, rate, &mut found);
-            found.note_failure(done)?;
+            found.attempt(|found| limit::check(bench, rate, found))?;
         }
         for part in [pages, forwarding::rows, delay::rows] {
-            let done = part(bench, rate, &mut found);
-            found.note_failure(done)?;
+            found.attempt(|found| part(bench, rate, found))?;
         }
     }
-    for part in [surface::surface, diagnosis] {
-        let done = part(bench, &mut found);
-        found.note_failure(done)?;
-    }
-    Ok(found)
+    found.attempt_all(bench, &[surface::surface, diagnosis])
 }
 
 pub(super) fn frames_in_words(size: u32) -> String {
@@ -97,19 +90,20 @@ fn names(rate: Option<u64>) -> Vec<String> {
 }
 
 /// Reads the output of `ab` for every row, over a link of this rate.
-fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
+fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let names = names(rate);
-    let words: Vec<&str> = names.iter().map(String::as_str).collect();
-    let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let tunnel = tunnel_of(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
-        if let Some(size) = size_of(name) {
-            for host in [&running.hosts.a, &running.hosts.b] {
-                frames(host, tunnel.name(), size)?;
+    let measured = bench.rounds(
+        &names,
+        |name| name,
+        found,
+        |bench, name| {
+            let mut running = bench.start_over(&tunnel_of(name)?, bench.link(rate))?;
+            if let Some(size) = size_of(name) {
+                frames(&running, size)?;
             }
-        }
-        request(bench, tunnel.as_ref(), &mut running)
-    })?;
+            request(bench, &mut running)
+        },
+    )?;
     let there = |name: &str| match name {
         BARE => Some(PUBLISHED[0]),
         CRUDE => Some(PUBLISHED[1]),
@@ -120,26 +114,14 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<
         "a page of 5 MB, {REQUESTS} times or for {} s over {CONNECTIONS} connections",
         page_seconds(bench.options)
     );
-    let figures = Figures {
-        title: titled(&title, rate),
-        unit: "KB/s".to_owned(),
-        base: BARE.to_owned(),
-        rows: names
-            .iter()
-            .zip(&measured)
-            .map(|(name, rounds)| Row {
-                own: name.starts_with("Seikan"),
-                rounds: rounds.iter().map(|r| r.as_ref().map(|r| r.0)).collect(),
-                ..Row::new(name, there(name))
-            })
-            .collect(),
+    let row = |name: &String| Row {
+        own: name.starts_with("Seikan"),
+        ..Row::new(name, there(name))
     };
-    let crossed: Vec<Vec<Option<Crossings>>> = measured
-        .into_iter()
-        .map(|rounds| rounds.into_iter().map(|round| round?.1).collect())
-        .collect();
+    let rows = measured.rows(row, |(pages, _)| Some(*pages));
+    let figures = Figures::new(titled(&title, rate), "KB/s", rows);
     let title = titled("system calls of the tunnels for the pages", rate);
-    found.lists.push(crossings::list(title, &names, &crossed));
+    found.lists.push(crossings::list(title, &measured));
     let (few, many) = (batched(SEIKAN, PUBLISHED_SIZE), batched(SEIKAN, 64));
     found.claims.push(figures.claim(&few, CRUDE));
     if rate.is_none() {
@@ -152,82 +134,61 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<
 }
 
 /// Requests the page, and counts what the programs do meanwhile, if there are any.
-fn request(
-    bench: &Bench<'_>,
-    tunnel: &dyn Tunnel,
-    running: &mut Running,
-) -> Result<(f64, Option<Crossings>)> {
+fn request(bench: &Bench<'_>, running: &mut Running) -> Result<(f64, Option<Crossings>)> {
     let dir = private_directory()?;
-    let (hosts, started) = running.parts();
-    let server = web_server(&hosts.b, dir.path())?;
-    let ends = tunnel.ends(hosts);
-    let seconds = page_seconds(bench.options);
-    let load = || request_repeatedly(&ends, server, seconds, bench.interrupt);
-    if started.processes.0.is_empty() {
-        return Ok((load()?, None));
-    }
     // Pages come from B.
-    let devices = [&hosts.a, &hosts.b].map(|host| inner_device(tunnel.name(), host));
+    let [a, b] = running.hosts.both();
+    let devices = [a, b].map(|host| running.device(host));
+    let server = web_server(b, dir.path())?;
     let through = Through {
-        read: (&hosts.b, &devices[1]),
-        written: (&hosts.a, &devices[0]),
-        programs: &started.processes.0,
+        read: (b, &devices[1]),
+        written: (a, &devices[0]),
+        programs: &running.started.processes.0,
     };
-    let (pages, crossings) = through.counting(load)?;
-    started.check_alive()?;
-    Ok((pages, Some(crossings)))
+    let loaded = through.counting(|| request_repeatedly(bench, &running.ends(), server))?;
+    running.check_alive()?;
+    Ok(loaded)
 }
 
 /// KB/s over the number of frames, with and without a cipher.
 fn curves(figures: &Figures) -> Curves {
-    let line = |kind: &str| Curve {
-        name: kind.trim_end_matches(", ").to_owned(),
-        own: true,
-        published: false,
-        points: figures
-            .rows
-            .iter()
-            .filter(|row| row.name.starts_with(kind))
-            .filter_map(|row| Some([f64::from(size_of(&row.name)?), row.spread()?.median / 1e3]))
-            .collect(),
+    let line = |kind: &str| {
+        let rows = figures.rows.iter().filter(|row| row.name.starts_with(kind));
+        let point = |row: &Row| Some([f64::from(size_of(&row.name)?), row.median()? / 1e3]);
+        Curve {
+            own: true,
+            ..Curve::new(kind.trim_end_matches(", "), rows.filter_map(point))
+        }
     };
     let lines = [SEIKAN, NULL].map(line).into_iter();
-    Curves {
-        name: "batch-frames".to_owned(),
-        title: "a page again and again".to_owned(),
-        x: "frames for each crossing, at most".to_owned(),
-        y: "thousands of KB/s".to_owned(),
-        logarithmic: [true, true],
-        curves: lines.filter(|line| line.points.len() > 1).collect(),
-    }
+    let lines = lines.filter(|line| line.points.len() > 1);
+    let axes = ["frames for each crossing, at most", "thousands of KB/s"];
+    Curves::new("batch-frames", "a page again and again", axes, lines).logarithmic([true; 2])
 }
 
 /// Diagnoses one frame for each crossing.
-fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     bench.step("the doctor on one frame for each crossing")?;
-    let tunnel = tunnel_of(CRUDE)?;
-    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
+    let running = bench.start("crude", None)?;
     let host = &running.hosts.a;
     let pages = found.figures.first();
-    let best = pages.and_then(|pages| pages.row(&batched(SEIKAN, 64))?.spread());
-    let interface = inner_device(tunnel.name(), host);
+    let best = pages.and_then(|pages| pages.median(&batched(SEIKAN, 64)));
+    let interface = running.device(host);
     let looker = Looker {
         // KB/s of 1,024 bytes as Mbit/s.
-        expected: best.map_or(1e3, |best| best.median * 8.192e-3),
-        right: &[Cause::FramePerSyscall],
-        ..Looker::new(CRUDE, host, &interface)
+        expected: best.map(|best| best * 8.192e-3),
+        ..Looker::new(CRUDE, host, &interface, &[Cause::FramePerSyscall])
     };
     let load = LiveOptions {
         streams: CONNECTIONS as usize,
         ..LiveOptions::default()
     };
-    let ends = tunnel.ends(&running.hosts);
-    let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    let verdict = looker.look_under(&load, &running.ends(), bench.desk)?;
     found.looks.push(verdict);
     Ok(())
 }
 
-pub(super) fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
+pub(super) fn tunnel_of(row: &str) -> Result<Arc<dyn Tunnel>> {
     match row {
         BARE => plain("raw"),
         CRUDE => plain("crude"),
@@ -236,11 +197,10 @@ pub(super) fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
     }
 }
 
-/// So many frames at most make a super-packet of the tunnel's interface; with one, there are none.
-pub(super) fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
-    let device = inner_device(tunnel, host);
-    host.set_features(&device, &[(Feature::Tso, size > 1)])?;
-    set_link(host, tunnel, &format!("gso_max_segs {size}"))
+/// So many frames at most make a super-packet of the tunnel's interfaces; with one, there are none.
+pub(super) fn frames(running: &Running, size: u32) -> Result<()> {
+    let mut hosts = running.hosts.both().into_iter();
+    hosts.try_for_each(|host| limit_frames(host, &running.device(host), size))
 }
 
 #[cfg(test)]

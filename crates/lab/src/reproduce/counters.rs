@@ -24,7 +24,7 @@ use super::look::Looker;
 use super::profile::BIN;
 use super::steps;
 use super::tracepoints::Counted;
-use super::{Bench, Curve, Curves, Found, List};
+use super::{Bench, Curve, Curves, Experiment, List};
 use crate::error::Result;
 use crate::scenario::Hog;
 
@@ -148,7 +148,7 @@ struct CallSeries {
 }
 
 /// One guest sends, and every so often one more spins; which counter goes with the throughput?
-pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let every = bench.time().mul_f64(EVERY).min(MOST_EVERY);
     let seconds = (every.as_secs_f64() * GUESTS.len() as f64).ceil();
     let network = Network::create(Switch::OpenVSwitch, None, bench)?;
@@ -160,11 +160,11 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             seconds,
             // The deepest level adds calls of functions; without them the cheapest level suffices.
             level: Some(if calls::can_be_counted() { 3 } else { 0 }),
-            ..Looker::new("ever more spin", &network.switch, UPLINK)
+            ..Looker::new("ever more spin", &network.switch, UPLINK, &[])
         };
         let (stop, guests) = (AtomicBool::new(false), &network.guests[1..]);
         std::thread::scope(|scope| {
-            let (stop, interrupt, desk) = (&stop, bench.interrupt, bench.desk());
+            let (stop, interrupt, desk) = (&stop, bench.interrupt, bench.desk);
             let hogs = scope.spawn(move || -> Result<()> {
                 let mut hogs = Vec::new();
                 // The first one sends.
@@ -189,9 +189,8 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     })?;
     let every = every.as_secs_f64();
     let mut candidates = Vec::new();
-    match called {
-        Ok(called) => candidates.extend(called_candidates(&called, every)),
-        Err(error) => found.note_failure(Err(error))?,
+    if let Some(called) = found.unless_failed("calls of functions", called)? {
+        candidates.extend(called_candidates(&called, every));
     }
     let Some(recording) = look.1 else {
         found.problems.extend(look.0.problem);
@@ -372,7 +371,7 @@ fn sampled_candidates(recording: &Recording, throughput: &[f64], every: f64) -> 
 }
 
 /// Lists and draws all of them, and looks for the source's rise.
-fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &mut Found) {
+fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &mut Experiment) {
     candidates.sort_by(|a, b| b.r.abs().total_cmp(&a.r.abs()));
     let of_kind = |kind: Counts| candidates.iter().filter(move |of| of.counts == kind);
     let others: Vec<&Candidate> = of_kind(Counts::Other).collect();
@@ -384,21 +383,19 @@ fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &
             "of packets, batches of them or work on them, which is the throughput itself",
         ),
     ] {
-        found.lists.push(List {
-            title: format!(
-                "counters {words}, against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R} of \
-                 single values"
-            ),
-            columns: [
-                "counter",
-                "r, smoothed over 10 s",
-                "r of single values (95 %)",
-                "µs for a reading",
-            ]
-            .map(str::to_owned)
-            .to_vec(),
-            rows: of_kind(kind).map(cells).collect(),
-        });
+        let title = format!(
+            "counters {words}, against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R} of \
+             single values"
+        );
+        let columns = [
+            "counter",
+            "r, smoothed over 10 s",
+            "r of single values (95 %)",
+            "µs for a reading",
+        ];
+        found
+            .lists
+            .push(List::new(title, &columns, of_kind(kind).map(cells)));
     }
     let drawn = [Counts::Other, Counts::Packets]
         .into_iter()
@@ -406,14 +403,11 @@ fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &
     let mut curves = vec![relative("throughput", throughput)];
     curves.extend(drawn.map(|of| relative(&of.name, &of.values)));
     curves[0].own = true;
-    found.curves.push(Curves {
-        name: "profile-events".to_owned(),
-        title: "throughput and counters, smoothed over 10 s, of their largest values".to_owned(),
-        x: "seconds; from time to time one more guest spins".to_owned(),
-        y: "%".to_owned(),
-        logarithmic: [false, false],
-        curves,
-    });
+    let title = "throughput and counters, smoothed over 10 s, of their largest values";
+    let axes = ["seconds; from time to time one more guest spins", "%"];
+    found
+        .curves
+        .push(Curves::new("profile-events", title, axes, curves));
     let series = candidates.iter().map(|of| (&of.name[..], &of.values[..]));
     steps::show(series.collect(), throughput, every, found);
 }
@@ -433,14 +427,8 @@ fn relative(name: &str, values: &[f64]) -> Curve {
     let smooth = smoothed(values);
     let most = smooth.iter().copied().fold(1e-9, f64::max);
     let points = smooth.iter().enumerate();
-    Curve {
-        name: name.to_owned(),
-        own: false,
-        published: false,
-        points: points
-            .map(|(bin, value)| [bin as f64 * BIN, 100.0 * value / most])
-            .collect(),
-    }
+    let points = points.map(|(bin, value)| [bin as f64 * BIN, 100.0 * value / most]);
+    Curve::new(name, points)
 }
 
 /// Which of those that go with the throughput as closely as the closest costs least.
@@ -562,7 +550,7 @@ mod tests {
             let of = Candidate::of(name.into(), counts, rising.clone(), (&rising, 5.0));
             of.expect("no constant")
         };
-        let mut found = Found::default();
+        let mut found = Experiment::default();
         let all = vec![
             candidate("packets", Counts::Packets),
             candidate("waiting", Counts::Other),

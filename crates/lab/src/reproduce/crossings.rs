@@ -1,10 +1,13 @@
 //! How often a tunnel's programs cross between user and kernel for what they carry: system calls
 //! for each MB, frames in each read of a device and in each write.
 
+use std::fmt;
+
 use seikan_load::stats::Spread;
 use seikan_sys::netlink::LinkStats;
 
 use super::List;
+use super::figures::{Measured, named};
 use super::tracepoints::SystemCalls;
 use crate::error::Result;
 use crate::host::Host;
@@ -34,11 +37,17 @@ pub(super) struct Crossings {
 }
 
 impl Through<'_> {
-    /// Runs a load, and counts what the programs do meanwhile.
+    /// Runs a load, and counts what the programs do meanwhile, if there are any.
     ///
     /// # Errors
     /// That of the load; the kernel does not count.
-    pub(super) fn counting<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<(T, Crossings)> {
+    pub(super) fn counting<T>(
+        &self,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Option<Crossings>)> {
+        if self.programs.is_empty() {
+            return Ok((load()?, None));
+        }
         let mut calls = SystemCalls::of(self.programs)?;
         let before = (calls.read()?, self.carried()?);
         let loaded = load()?;
@@ -46,7 +55,7 @@ impl Through<'_> {
         let (host, device) = self.read;
         let mtu = f64::from(host.netlink()?.link(device)?.mtu);
         let crossings = Crossings::of(after.0 - before.0, [before.1, after.1], mtu);
-        Ok((loaded, crossings))
+        Ok((loaded, Some(crossings)))
     }
 
     /// Packets and bytes that were read, and that were written.
@@ -81,31 +90,28 @@ impl Crossings {
 
 /// Table of what the programs did in each row: medians over the rounds. Rows without programs are
 /// left out.
-pub(super) fn list(title: String, names: &[String], measured: &[Vec<Option<Crossings>>]) -> List {
-    let rows = names.iter().zip(measured).filter_map(|(name, rounds)| {
-        let all: Vec<Crossings> = rounds.iter().flatten().copied().collect();
-        let median = |of: &dyn Fn(&Crossings) -> f64| {
+pub(super) fn list<R: fmt::Display, T>(
+    title: String,
+    measured: &Measured<'_, R, (T, Option<Crossings>)>,
+) -> List {
+    let row = |(name, rounds): (&R, &Vec<Option<(T, Option<Crossings>)>>)| {
+        let all = rounds.iter().filter_map(|round| round.as_ref()?.1);
+        let all: Vec<Crossings> = all.collect();
+        let median = |of: fn(&Crossings) -> f64| {
             Some(Spread::of(&all.iter().map(of).collect::<Vec<f64>>())?.median)
         };
-        Some(vec![
-            name.clone(),
-            format!("{:.0}", median(&|c| c.calls_per_megabyte)?),
-            format!("{:.1}", median(&|c| c.frames[0])?),
-            format!("{:.1}", median(&|c| c.frames[1])?),
-        ])
-    });
-    List {
-        title,
-        columns: [
-            "frames at most",
-            "system calls per MB, both ends",
-            "frames in a read",
-            "frames in a write",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        rows: rows.collect(),
-    }
+        let calls = format!("{:.0}", median(|c| c.calls_per_megabyte)?);
+        let frames = [median(|c| c.frames[0])?, median(|c| c.frames[1])?];
+        let frames = frames.map(|of| format!("{of:.1}"));
+        Some(named(name.to_string(), [calls].into_iter().chain(frames)))
+    };
+    let columns = [
+        "frames at most",
+        "system calls per MB, both ends",
+        "frames in a read",
+        "frames in a write",
+    ];
+    List::new(title, &columns, measured.iter().filter_map(row))
 }
 
 #[cfg(test)]
@@ -139,12 +145,14 @@ mod tests {
             calls_per_megabyte: 812.4,
             frames: [4.0, 0.96],
         };
-        let names = ["bare".to_owned(), "read 4, write 1".to_owned()];
-        let list = list(
-            "t".into(),
-            &names,
-            &[vec![None], vec![Some(crossings), None]],
-        );
+        let measured = Measured {
+            rows: &["bare", "read 4, write 1"],
+            results: vec![
+                vec![Some(((), None))],
+                vec![Some(((), Some(crossings))), None],
+            ],
+        };
+        let list = list("t".into(), &measured);
         assert_eq!(list.rows, [["read 4, write 1", "812", "4.0", "1.0"]]);
     }
 }

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use seikan_load::{Direction, LatencyOptions, TcpOptions, loaded_latency, paced};
+use seikan_load::{Direction, Ends, LatencyOptions, TcpOptions, loaded_latency, paced};
 
 use super::crossings::Crossings;
-use super::figures::interleaved;
 use super::forwarding::{Forwarding, MTU, PerCall, Setting};
 use super::pages::CONNECTIONS;
-use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, titled};
+use super::{Bench, Curve, Curves, Experiment, Figures, Grid, Row, titled};
 use crate::cleanup::private_directory;
 use crate::error::Result;
 
@@ -53,43 +52,26 @@ pub(super) fn row_count(rate: Option<u64>) -> usize {
 }
 
 /// Delay over frames for each crossing, over links of this rate.
-pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
+pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let sizes = sizes(rate);
-    let mut names = vec![BARE.to_owned()];
-    names.extend(sizes.iter().map(u32::to_string));
-    let words: Vec<&str> = names.iter().map(String::as_str).collect();
-    let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let size = name.parse().ok();
+    let rows: Vec<Option<u32>> = [None]
+        .into_iter()
+        .chain(sizes.iter().copied().map(Some))
+        .collect();
+    let name = |size: &Option<u32>| size.map_or_else(|| BARE.to_owned(), |size| size.to_string());
+    let measured = bench.rounds(&rows, name, found, |bench, size| {
         let setting = Setting {
-            per_call: size.map(|size| PerCall {
-                read: size,
-                write: size,
-            }),
+            per_call: size.map(PerCall::both),
             rate,
             mtu: MTU,
         };
         measure(bench, setting)
     })?;
-    let columns: Vec<Figures> = QUANTITIES
-        .iter()
-        .enumerate()
-        .map(|(index, title)| Figures {
-            title: (*title).to_owned(),
-            unit: String::new(),
-            base: BARE.to_owned(),
-            rows: names
-                .iter()
-                .zip(&measured)
-                .map(|(name, rounds)| Row {
-                    rounds: rounds
-                        .iter()
-                        .map(|values| values.as_ref()?[index])
-                        .collect(),
-                    ..Row::new(name.clone(), None)
-                })
-                .collect(),
-        })
-        .collect();
+    let columns = QUANTITIES.iter().enumerate().map(|(index, title)| {
+        let rows = measured.rows(|size| Row::new(name(size), None), |values| values[index]);
+        Figures::new(*title, "", rows)
+    });
+    let columns: Vec<Figures> = columns.collect();
     found.curves.push(curves(&columns, sizes, rate));
     found.grids.push(Grid {
         title: titled(
@@ -120,10 +102,8 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
         timeout: time.div_f64(4.0),
         ..LatencyOptions::default()
     };
-    let idle = site
-        .counting(|ends| Ok(paced(ends, &idle, bench.interrupt)?))?
-        .0;
-    let (loaded, crossings) = site.counting(|ends| {
+    let (idle, _) = site.counting(|ends| Ok(paced(ends, &idle, bench.interrupt)?))?;
+    let loaded = |ends: &Ends<'_>| {
         Ok(loaded_latency(
             ends,
             &options,
@@ -131,7 +111,8 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
             PACE,
             bench.interrupt,
         )?)
-    })?;
+    };
+    let (loaded, crossings) = site.counting(loaded)?;
     let ms = |received: u32, us: f64| (received > 0).then_some(us / 1e3);
     let answers = loaded.latency;
     let crossed = |of: fn(&Crossings) -> f64| crossings.as_ref().map(of);
@@ -151,28 +132,14 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
 fn curves(columns: &[Figures], sizes: &[u32], rate: Option<u64>) -> Curves {
     let curves = DRAWN.map(|index| {
         let column = &columns[index];
-        let at = |size: &u32| {
-            let row = column.row(&size.to_string())?;
-            Some([f64::from(*size), row.spread()?.median])
-        };
-        Curve {
-            name: column.title.trim_end_matches(", ms").to_owned(),
-            own: false,
-            published: false,
-            points: sizes.iter().filter_map(at).collect(),
-        }
+        let at = |size: &u32| Some([f64::from(*size), column.median(&size.to_string())?]);
+        let name = column.title.trim_end_matches(", ms");
+        Curve::new(name, sizes.iter().filter_map(at))
     });
-    Curves {
-        name: match rate {
-            Some(_) => "batch-delay-limited".to_owned(),
-            None => "batch-delay".to_owned(),
-        },
-        title: titled("delay through S1 under load", rate),
-        x: "frames for each crossing, at most".to_owned(),
-        y: "ms".to_owned(),
-        logarithmic: [true, true],
-        curves: curves.into(),
-    }
+    let name = rate.map_or("batch-delay", |_| "batch-delay-limited");
+    let title = titled("delay through S1 under load", rate);
+    let axes = ["frames for each crossing, at most", "ms"];
+    Curves::new(name, title, axes, curves).logarithmic([true; 2])
 }
 
 #[cfg(test)]
@@ -192,13 +159,7 @@ mod tests {
     #[test]
     fn many_frames_for_each_crossing_take_fewer_system_calls() {
         testing::short(Source::Batch, |bench| {
-            let [one, many] = [1, 64].map(|size| {
-                let per_call = PerCall {
-                    read: size,
-                    write: size,
-                };
-                of(bench, Some(per_call))
-            });
+            let [one, many] = [1, 64].map(|size| of(bench, Some(PerCall::both(size))));
             // On a busy machine no answer may arrive in time, and then there is no delay.
             let counted = |values: Values| [5, 6, 7].map(|index| values[index].expect("counted"));
             let (one, many) = (counted(one?), counted(many?));

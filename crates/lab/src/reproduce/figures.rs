@@ -4,8 +4,10 @@
 use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
 
-use super::Bench;
-use crate::error::{LabError, Result};
+use std::fmt;
+
+use super::{Bench, Experiment};
+use crate::error::Result;
 
 /// One quantity, row by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,8 +51,20 @@ impl Row {
         Self { own: true, ..self }
     }
 
+    /// The same with a value for each round.
+    pub(super) fn with(self, rounds: impl IntoIterator<Item = Option<f64>>) -> Self {
+        Self {
+            rounds: rounds.into_iter().collect(),
+            ..self
+        }
+    }
+
+    /// Median over the rounds.
+    pub fn median(&self) -> Option<f64> {
+        Some(self.spread()?.median)
+    }
+
     /// Median and range over the rounds.
-    #[must_use]
     pub fn spread(&self) -> Option<Spread> {
         let values: Vec<f64> = self.rounds.iter().copied().flatten().collect();
         Spread::of(&values)
@@ -58,22 +72,38 @@ impl Row {
 }
 
 impl Figures {
+    /// Rows whose base is the first.
+    pub(super) fn new(
+        title: impl Into<String>,
+        unit: &str,
+        rows: impl IntoIterator<Item = Row>,
+    ) -> Self {
+        let rows: Vec<Row> = rows.into_iter().collect();
+        Self {
+            title: title.into(),
+            unit: unit.to_owned(),
+            base: rows
+                .first()
+                .map_or_else(String::new, |row| row.name.clone()),
+            rows,
+        }
+    }
+
+    /// Median of the row of that name.
+    pub(super) fn median(&self, name: &str) -> Option<f64> {
+        self.row(name)?.median()
+    }
+
     /// The row of that name.
-    #[must_use]
     pub fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
 
     /// Returns a row as a multiple of the base: measured and published.
-    #[must_use]
     pub fn ratios(&self, row: &Row) -> [Option<f64>; 2] {
         let base = self.row(&self.base);
-        let here = base.and_then(Row::spread).zip(row.spread());
-        let there = base.and_then(|base| base.published).zip(row.published);
-        [
-            here.and_then(|(base, row)| ratio(row.median, base.median)),
-            there.and_then(|(base, row)| ratio(row, base)),
-        ]
+        let of = |value: fn(&Row) -> Option<f64>| ratio(value(row)?, value(base?)?);
+        [of(Row::median), of(|row| row.published)]
     }
 
     /// That `better` is more than `worse`, round by round.
@@ -133,6 +163,20 @@ pub struct List {
     pub rows: Vec<Vec<String>>,
 }
 
+impl List {
+    pub(super) fn new(
+        title: impl Into<String>,
+        columns: &[&str],
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.iter().map(|&name| name.to_owned()).collect(),
+            rows: rows.into_iter().collect(),
+        }
+    }
+}
+
 /// That one way is faster than another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
@@ -152,13 +196,11 @@ pub struct Claim {
 
 impl Claim {
     /// Whether it was so in every round.
-    #[must_use]
     pub fn holds(&self) -> bool {
         !self.rounds.is_empty() && self.missing == 0 && self.rounds.iter().all(|times| *times > 1.0)
     }
 
     /// Median and range of how many times as much it was here.
-    #[must_use]
     pub fn spread(&self) -> Option<Spread> {
         Spread::of(&self.rounds)
     }
@@ -181,6 +223,33 @@ pub struct Curves {
     pub curves: Vec<Curve>,
 }
 
+impl Curves {
+    /// Lines over plain scales.
+    pub(super) fn new(
+        name: impl Into<String>,
+        title: impl Into<String>,
+        [x, y]: [&str; 2],
+        curves: impl IntoIterator<Item = Curve>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            title: title.into(),
+            x: x.to_owned(),
+            y: y.to_owned(),
+            logarithmic: [false; 2],
+            curves: curves.into_iter().collect(),
+        }
+    }
+
+    /// The same over logarithmic scales, below and on the left.
+    pub(super) fn logarithmic(self, logarithmic: [bool; 2]) -> Self {
+        Self {
+            logarithmic,
+            ..self
+        }
+    }
+}
+
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
@@ -194,6 +263,30 @@ pub struct Curve {
     pub published: bool,
     /// Its points, left to right.
     pub points: Vec<[f64; 2]>,
+}
+
+impl Curve {
+    pub(super) fn new(name: impl Into<String>, points: impl IntoIterator<Item = [f64; 2]>) -> Self {
+        Self {
+            name: name.into(),
+            own: false,
+            published: false,
+            points: points.into_iter().collect(),
+        }
+    }
+}
+
+/// A cell of a table with this value, or without any.
+pub(super) fn cell(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// A row of a table: its name, and the other cells.
+pub(super) fn named(
+    name: impl Into<String>,
+    cells: impl IntoIterator<Item = String>,
+) -> Vec<String> {
+    std::iter::once(name.into()).chain(cells).collect()
 }
 
 /// Quantities by kind, as bars: those of a group side by side, or one on the other.
@@ -220,6 +313,15 @@ pub struct Part {
     pub name: String,
     /// A value for each group; none where nothing could be measured.
     pub values: Vec<Option<f64>>,
+}
+
+impl Part {
+    pub(super) fn new(name: &str, values: impl IntoIterator<Item = Option<f64>>) -> Self {
+        Self {
+            name: name.to_owned(),
+            values: values.into_iter().collect(),
+        }
+    }
 }
 
 /// Quantities over two others, each as a map.
@@ -256,41 +358,62 @@ pub struct Layer {
     pub values: Vec<Vec<Option<f64>>>,
 }
 
-/// Measures rows in interleaved rounds; returns for each row the results of its rounds. `problems`
-/// gets the failures.
-pub(super) fn interleaved<'a, T>(
-    bench: &mut Bench<'_>,
-    names: &[&'a str],
-    problems: &mut Vec<String>,
-    measure: &mut dyn FnMut(&mut Bench<'_>, &'a str) -> Result<T>,
-) -> Result<Vec<Vec<Option<T>>>> {
-    let rounds = bench.options.rounds;
-    interleaved_for(bench, (names, rounds), problems, measure)
+/// Results of rows that were measured in interleaved rounds; none where one failed.
+pub(super) struct Measured<'a, R, T> {
+    pub(super) rows: &'a [R],
+    pub(super) results: Vec<Vec<Option<T>>>,
 }
 
-/// The same in so many rounds.
-pub(super) fn interleaved_for<'a, T>(
-    bench: &mut Bench<'_>,
-    (names, rounds): (&[&'a str], u32),
-    problems: &mut Vec<String>,
-    measure: &mut dyn FnMut(&mut Bench<'_>, &'a str) -> Result<T>,
-) -> Result<Vec<Vec<Option<T>>>> {
-    let mut found: Vec<Vec<Option<T>>> = names.iter().map(|_| Vec::new()).collect();
-    for round in 1..=rounds {
-        for (name, values) in names.iter().zip(&mut found) {
-            bench.step(format!("{name}, round {round}/{rounds}"))?;
-            let value = match measure(bench, name) {
-                Ok(value) => Some(value),
-                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-                Err(error) => {
-                    problems.push(format!("{name}, round {round}: {error}"));
-                    None
-                }
-            };
-            values.push(value);
-        }
+impl<'a, R, T> Measured<'a, R, T> {
+    /// The rows with their results.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'a R, &Vec<Option<T>>)> {
+        self.rows.iter().zip(&self.results)
     }
-    Ok(found)
+
+    /// Rows of figures, with a value of each result.
+    pub(super) fn rows(
+        &self,
+        row: impl Fn(&R) -> Row,
+        value: impl Fn(&T) -> Option<f64>,
+    ) -> impl Iterator<Item = Row> {
+        let value = move |result: &Option<T>| value(result.as_ref()?);
+        self.iter()
+            .map(move |(of, results)| row(of).with(results.iter().map(&value)))
+    }
+}
+
+impl Bench<'_> {
+    /// Measures rows in interleaved rounds; the experiment gets the failures.
+    pub(super) fn rounds<'a, R, T, N: fmt::Display>(
+        &mut self,
+        rows: &'a [R],
+        name: impl Fn(&'a R) -> N,
+        found: &mut Experiment,
+        measure: impl FnMut(&mut Bench<'_>, &'a R) -> Result<T>,
+    ) -> Result<Measured<'a, R, T>> {
+        let rounds = self.options.rounds;
+        self.so_many_rounds(rounds, (rows, name), found, measure)
+    }
+
+    /// The same in so many rounds.
+    pub(super) fn so_many_rounds<'a, R, T, N: fmt::Display>(
+        &mut self,
+        rounds: u32,
+        (rows, name): (&'a [R], impl Fn(&'a R) -> N),
+        found: &mut Experiment,
+        mut measure: impl FnMut(&mut Bench<'_>, &'a R) -> Result<T>,
+    ) -> Result<Measured<'a, R, T>> {
+        let mut results: Vec<Vec<Option<T>>> = rows.iter().map(|_| Vec::new()).collect();
+        for round in 1..=rounds {
+            for (row, results) in rows.iter().zip(&mut results) {
+                let name = name(row);
+                self.step(format!("{name}, round {round}/{rounds}"))?;
+                let context = format!("{name}, round {round}");
+                results.push(found.unless_failed(&context, measure(self, row))?);
+            }
+        }
+        Ok(Measured { rows, results })
+    }
 }
 
 #[cfg(test)]
@@ -298,20 +421,14 @@ mod tests {
     use super::*;
 
     fn figures() -> Figures {
-        let row = |name, published, rounds: &[f64]| Row {
-            rounds: rounds.iter().copied().map(Some).collect(),
-            ..Row::new(name, published)
-        };
-        Figures {
-            title: "throughput".into(),
-            unit: "Mbit/s".into(),
-            base: "raw".into(),
-            rows: vec![
-                row("raw", Some(1000.0), &[10_000.0, 12_000.0, 11_000.0]),
-                row("slow", Some(20.0), &[110.0, 100.0, 120.0]),
-                row("good", Some(200.0), &[1_100.0, 99.0, 1_200.0]),
-            ],
-        }
+        let row =
+            |name, published, rounds: [f64; 3]| Row::new(name, published).with(rounds.map(Some));
+        let rows = [
+            row("raw", Some(1000.0), [10_000.0, 12_000.0, 11_000.0]),
+            row("slow", Some(20.0), [110.0, 100.0, 120.0]),
+            row("good", Some(200.0), [1_100.0, 99.0, 1_200.0]),
+        ];
+        Figures::new("throughput", "Mbit/s", rows)
     }
 
     #[test]

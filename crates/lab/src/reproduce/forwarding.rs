@@ -5,22 +5,21 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use ipnet::{IpNet, Ipv4Net};
-use seikan_load::{Ends, wait_reachable};
+use ipnet::Ipv4Net;
+use seikan_load::Ends;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::Route;
 use seikan_ui::Interrupt;
 
 use super::crossings::{self, Crossings, Through};
-use super::figures::interleaved;
-use super::pages::{page_seconds, request_repeatedly, web_server};
-use super::{Bench, Figures, Found, Row, titled};
+use super::pages::{request_repeatedly, web_server};
+use super::{Bench, Experiment, Figures, Row, set_link, titled};
 use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::host::{Host, cable, network};
+use crate::link::{Link, attach};
 use crate::process::{Process, wait_for};
 use crate::program::lab_command;
-use crate::scenario::tool;
 use crate::tunnel::{READY_PATIENCE, Started};
 
 /// Addresses of the source: S0; S1 towards S0 and towards S2; S2.
@@ -41,9 +40,9 @@ pub(super) const MTU: u32 = 1_500;
 const BARE: &str = "forwarding, no program";
 const PUBLISHED_BARE: f64 = 114_089.42;
 /// The driver as it was: each read and each write carries one frame.
-const NATIVE: PerCall = PerCall { read: 1, write: 1 };
+const NATIVE: PerCall = PerCall::both(1);
 /// The driver as it was changed: four frames in both.
-const CHANGED: PerCall = PerCall { read: 4, write: 4 };
+const CHANGED: PerCall = PerCall::both(4);
 /// Rows with the program, and their published KB/s. The source changed both sides of the driver at
 /// once; here each is changed alone, too.
 const PASSED: [(PerCall, Option<f64>); 7] = [
@@ -53,13 +52,7 @@ const PASSED: [(PerCall, Option<f64>); 7] = [
     (CHANGED, Some(111_139.88)),
     (PerCall { read: 64, write: 1 }, None),
     (PerCall { read: 1, write: 64 }, None),
-    (
-        PerCall {
-            read: 64,
-            write: 64,
-        },
-        None,
-    ),
+    (PerCall::both(64), None),
 ];
 /// The rows over links of this rate: all, or the published ones, those with one side changed, and
 /// the largest.
@@ -84,9 +77,34 @@ pub(super) struct PerCall {
     pub(super) write: u32,
 }
 
+impl PerCall {
+    /// As many in a write as in a read.
+    pub(super) const fn both(frames: u32) -> Self {
+        Self {
+            read: frames,
+            write: frames,
+        }
+    }
+}
+
 impl fmt::Display for PerCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "read {}, write {}", self.read, self.write)
+    }
+}
+
+/// A row: with the program or without, and the published KB/s.
+struct Passage {
+    per_call: Option<PerCall>,
+    published: Option<f64>,
+}
+
+impl fmt::Display for Passage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.per_call {
+            Some(per_call) => per_call.fmt(f),
+            None => f.write_str(BARE),
+        }
     }
 }
 
@@ -102,55 +120,43 @@ pub(super) struct Setting {
 }
 
 /// Measures every row by the output of `ab`, over links of this rate.
-pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
-    let mut names = vec![BARE.to_owned()];
-    let passed = passed(rate);
-    names.extend(passed.iter().map(|(per_call, _)| per_call.to_string()));
-    let words: Vec<&str> = names.iter().map(String::as_str).collect();
-    let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let row = passed
-            .iter()
-            .find(|(per_call, _)| per_call.to_string() == name);
-        let setting = Setting {
-            per_call: row.map(|(per_call, _)| *per_call),
-            rate,
-            mtu: MTU,
-        };
-        let dir = private_directory()?;
-        let mut site = Forwarding::start(setting, dir.path(), bench)?;
-        let server = web_server(&site.hosts[2], dir.path())?;
-        let seconds = page_seconds(bench.options);
-        site.counting(|ends| request_repeatedly(ends, server, seconds, bench.interrupt))
-    })?;
-    let published =
-        std::iter::once(Some(PUBLISHED_BARE)).chain(passed.iter().map(|(_, there)| *there));
-    let figures = Figures {
-        title: titled(
-            "the same through S1, without encryption: frames in a read and in a write",
-            rate,
-        ),
-        unit: "KB/s".to_owned(),
-        base: BARE.to_owned(),
-        rows: names
-            .iter()
-            .zip(published)
-            .zip(&measured)
-            .map(|((name, there), rounds)| Row {
-                rounds: rounds.iter().map(|r| r.as_ref().map(|r| r.0)).collect(),
-                ..Row::new(name, there)
-            })
-            .collect(),
-    };
-    found
-        .claims
-        .push(figures.claim(&CHANGED.to_string(), &NATIVE.to_string()));
-    found.figures.push(figures);
-    let crossed: Vec<Vec<Option<Crossings>>> = measured
+pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
+    let through = passed(rate)
         .into_iter()
-        .map(|rounds| rounds.into_iter().map(|round| round?.1).collect())
-        .collect();
+        .map(|(per_call, published)| Passage {
+            per_call: Some(per_call),
+            published,
+        });
+    let bare = Passage {
+        per_call: None,
+        published: Some(PUBLISHED_BARE),
+    };
+    let rows: Vec<Passage> = [bare].into_iter().chain(through).collect();
+    let measured = bench.rounds(
+        &rows,
+        |row| row,
+        found,
+        |bench, row| {
+            let setting = Setting {
+                per_call: row.per_call,
+                rate,
+                mtu: MTU,
+            };
+            let dir = private_directory()?;
+            let mut site = Forwarding::start(setting, dir.path(), bench)?;
+            let server = web_server(&site.hosts[2], dir.path())?;
+            site.counting(|ends| request_repeatedly(bench, ends, server))
+        },
+    )?;
+    let title = "the same through S1, without encryption: frames in a read and in a write";
+    let row = |row: &Passage| Row::new(row.to_string(), row.published);
+    let figures = measured.rows(row, |(pages, _)| Some(*pages));
+    let figures = Figures::new(titled(title, rate), "KB/s", figures);
+    let claim = figures.claim(&CHANGED.to_string(), &NATIVE.to_string());
+    found.claims.push(claim);
+    found.figures.push(figures);
     let title = titled("system calls of the program for the pages", rate);
-    found.lists.push(crossings::list(title, &names, &crossed));
+    found.lists.push(crossings::list(title, &measured));
     Ok(())
 }
 
@@ -176,12 +182,11 @@ impl Forwarding {
         site.connect(setting, bench)?;
         let Self { started, hosts } = &mut site;
         let [s0, s1, s2] = &*hosts;
-        let to_s2 = Route::to(IpNet::new_assert(S2.into(), 24).trunc());
-        match setting.per_call {
+        let to = |address: Ipv4Addr| Route::to(network(address.into()).trunc());
+        let own = match setting.per_call {
             None => {
-                s0.add_route(&to_s2.via(S1[0].into()))?;
-                let back = Route::to(IpNet::new_assert(S0.into(), 24).trunc());
-                s2.add_route(&back.via(S1[1].into()))?;
+                s0.add_route(&to(S2).via(S1[0].into()))?;
+                S0
             }
             Some(per_call) => {
                 for (host, own) in [s0, s1].into_iter().zip(INSIDE) {
@@ -189,40 +194,27 @@ impl Forwarding {
                     started.processes.0.push(program);
                 }
                 wait_for_device([s0, s1], started, bench.interrupt)?;
-                s0.add_route(&to_s2.device(s0.index(DEVICE)?))?;
-                let back = Route::to(IpNet::new_assert(INSIDE[0].into(), 24).trunc());
-                s2.add_route(&back.via(S1[1].into()))?;
+                s0.add_route(&to(S2).device(s0.index(DEVICE)?))?;
                 limit_all(hosts, per_call.read)?;
+                INSIDE[0]
             }
-        }
-        let ends = s0.to(s2, S2.into());
-        wait_reachable(&ends, READY_PATIENCE, bench.interrupt, || {
-            started.check_alive()
-        })
-        .map_err(|error| started.explain(error))?;
+        };
+        s2.add_route(&to(own).via(S1[1].into()))?;
+        started.wait(&s0.to(s2, S2.into()), bench.interrupt)?;
         Ok(site)
     }
 
     /// Joins the hosts by cables, with addresses and without routes; S1 forwards.
     fn connect(&self, setting: Setting, bench: &Bench<'_>) -> Result<()> {
         let [s0, s1, s2] = &self.hosts;
-        for (port, other) in PORTS.into_iter().zip([s0, s2]) {
-            cable(s1, port, other, &other.device)?;
-        }
-        for (host, device, address) in [
-            (s0, s0.device.as_str(), S0),
-            (s1, PORTS[0], S1[0]),
-            (s1, PORTS[1], S1[1]),
-            (s2, s2.device.as_str(), S2),
-        ] {
-            let netlink = host.netlink()?;
-            netlink.set_mtu(host.index(device)?, setting.mtu)?;
-            host.add_address(device, network(address.into()))?;
-            host.set_up(device)?;
-            host.set_congestion_control(bench.options.congestion)?;
-            if let Some(rate) = setting.rate {
-                host.limit(device, rate)?;
-            }
+        let link = Link {
+            mtu: setting.mtu,
+            ..bench.link(setting.rate)
+        };
+        for (number, (other, address)) in [(s0, S0), (s2, S2)].into_iter().enumerate() {
+            cable(s1, PORTS[number], other, &other.device)?;
+            attach(s1, PORTS[number], &[S1[number].into()], &link)?;
+            attach(other, &other.device, &[address.into()], &link)?;
         }
         s1.forward(true)
     }
@@ -230,12 +222,10 @@ impl Forwarding {
     /// Sets the length of the queue of both of the program's devices, in packets.
     pub(super) fn set_queue(&self, packets: u32) -> Result<()> {
         let [s0, s1, _] = &self.hosts;
-        [s0, s1].into_iter().try_for_each(|host| {
-            tool(
-                host,
-                &format!("ip link set dev {DEVICE} txqueuelen {packets}"),
-            )
-        })
+        let words = format!("txqueuelen {packets}");
+        [s0, s1]
+            .into_iter()
+            .try_for_each(|host| set_link(host, DEVICE, &words))
     }
 
     /// Sets the frames that a read carries at most.
@@ -256,12 +246,9 @@ impl Forwarding {
             written: (s0, DEVICE),
             programs: &self.started.processes.0,
         };
-        if through.programs.is_empty() {
-            return Ok((load(&ends)?, None));
-        }
-        let (loaded, crossings) = through.counting(|| load(&ends))?;
+        let loaded = through.counting(|| load(&ends))?;
         self.started.check_alive()?;
-        Ok((loaded, Some(crossings)))
+        Ok(loaded)
     }
 }
 
@@ -313,10 +300,7 @@ fn limit_all([s0, s1, s2]: &[Host; 3], frames: u32) -> Result<()> {
 }
 
 /// Super-packets of a device have at most so many segments; with one, there are none.
-fn limit_frames(host: &Host, device: &str, frames: u32) -> Result<()> {
+pub(super) fn limit_frames(host: &Host, device: &str, frames: u32) -> Result<()> {
     host.set_features(device, &[(Feature::Tso, frames > 1)])?;
-    tool(
-        host,
-        &format!("ip link set dev {device} gso_max_segs {frames}"),
-    )
+    set_link(host, device, &format!("gso_max_segs {frames}"))
 }

@@ -6,6 +6,7 @@
 //! each packet before `tun_net_xmit` and after it, and the program's calls of read(2) and write(2)
 //! begin and end with `tun_chr_read_iter` and `tun_chr_write_iter`.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,10 +18,11 @@ use seikan_sys::perf::Tracepoint;
 use seikan_sys::softirq;
 use seikan_sys::trace::{Hit, Probe, Trace, exported};
 
-use super::{Bench, Found, List};
-use crate::error::{LabError, Result};
+use super::figures::{cell, named};
+use super::{Bench, Experiment, List};
+use crate::error::{Doing, LabError, Result};
 use crate::load::live;
-use crate::tunnel::{Running, inner_device};
+use crate::tunnel::Running;
 
 /// Libraries of the program, by the beginning of their files' names, and functions in them.
 const LIBRARIES: [(&str, &[&str]); 2] = [
@@ -112,21 +114,24 @@ struct Dropped {
 /// Records the functions while a connection runs through the tunnel.
 pub(super) fn traced(
     bench: &mut Bench<'_>,
-    tunnel: &str,
-    running: &mut Running,
+    running: &Running,
     row: &str,
-    found: &mut Found,
+    found: &mut Experiment,
 ) -> Result<()> {
-    let device = inner_device(tunnel, &running.hosts.a);
-    let (_, started) = running.parts();
-    let program = started.processes.0.iter().find(|of| of.host() == "A");
+    let device = running.device(&running.hosts.a);
+    let program = running
+        .started
+        .processes
+        .0
+        .iter()
+        .find(|of| of.host() == "A");
     let pid = program
         .map(|program| program.pid())
         .ok_or_else(|| LabError::Setup("the tunnel has no program: this is a bug".into()))?;
     let probes = Probes::of(pid, &device)?;
-    let cpus = softirq::net_rx().map_err(LabError::io("list the processors"))?;
+    let cpus = softirq::net_rx().doing("list the processors")?;
     let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
-    let ends = running.hosts.through_tunnel();
+    let ends = running.ends();
     let time = bench.time();
     // Before the load, while the queue is empty.
     let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
@@ -142,10 +147,8 @@ pub(super) fn traced(
     })?;
     let (calls, dropped) = count(hits, &probes);
     let seconds = time.as_secs_f64();
-    found
-        .lists
-        .push(functions(row, seconds, &probes.names, &calls));
-    found.lists.push(drops(row, seconds, &dropped));
+    let calls = functions(row, seconds, &probes.names, &calls);
+    found.lists.extend([calls, drops(row, seconds, &dropped)]);
     if lost > 0 {
         found.notes.push(format!(
             "{row}: {lost} records of functions were lost, so their counts are too small."
@@ -190,39 +193,29 @@ impl Probes {
             if index == XMIT {
                 all.length = before.field("len");
             }
+            let after = Probe::Tracepoint(find(after)?, filter.clone());
             all.push(
                 Kind::Begin(index),
-                Probe::Tracepoint(before, filter.clone()),
+                Probe::Tracepoint(before, filter),
                 thread,
             );
-            all.push(
-                Kind::End(index),
-                Probe::Tracepoint(find(after)?, filter),
-                thread,
-            );
+            all.push(Kind::End(index), after, thread);
         }
         let free = find(("skb", "kfree_skb"))?;
         let full = free.symbol("FULL_RING");
         let full = full.ok_or_else(|| setup(free.lacks("reason FULL_RING")))?;
-        all.push(
-            Kind::Dropped,
-            Probe::Tracepoint(free, format!("reason == {full}")),
-            None,
-        );
-        let copy = find(("skb", "skb_copy_datagram_iovec"))?;
-        all.push(
-            Kind::Copied,
-            Probe::Tracepoint(copy, String::new()),
-            Some(pid),
-        );
+        let free = Probe::Tracepoint(free, format!("reason == {full}"));
+        all.push(Kind::Dropped, free, None);
+        let copy = Probe::Tracepoint(find(("skb", "skb_copy_datagram_iovec"))?, String::new());
+        all.push(Kind::Copied, copy, Some(pid));
         let maps = format!("/proc/{pid}/maps");
-        let maps = std::fs::read_to_string(&maps).map_err(LabError::io(format!("read {maps}")))?;
+        let maps = std::fs::read_to_string(&maps).doing(format!("read {maps}"))?;
         for (library, functions) in LIBRARIES {
             let Some(file) = mapped(&maps, library) else {
                 continue;
             };
             let found = exported(&file, functions);
-            for function in found.map_err(LabError::io(format!("read {}", file.display())))? {
+            for function in found.doing(format!("read {}", file.display()))? {
                 let index = all.names.len();
                 all.names.push(function.name.clone());
                 all.push(Kind::Begin(index), Probe::Call(function.clone()), Some(pid));
@@ -317,49 +310,22 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
 
 /// The driver's functions, then those of the program, the longest first.
 fn functions(row: &str, seconds: f64, names: &[String], calls: &[Calls]) -> List {
-    let mut all: Vec<(usize, &String, Calls)> = names
-        .iter()
-        .zip(calls)
-        .enumerate()
-        .map(|(index, (name, calls))| (index, name, *calls))
-        .filter(|(.., calls)| calls.count > 0)
-        .collect();
-    all.sort_by_key(|(index, _, calls)| {
-        let is_program = *index >= DRIVER.len();
-        (
-            is_program,
-            if is_program {
-                u64::MAX - calls.nanoseconds
-            } else {
-                *index as u64
-            },
-        )
+    let all: Vec<(&String, &Calls)> = names.iter().zip(calls).collect();
+    let (driver, program) = all.split_at(DRIVER.len());
+    let mut program = program.to_vec();
+    program.sort_by_key(|(_, calls)| Reverse(calls.nanoseconds));
+    let all = driver.iter().map(|of| ("driver", of));
+    let all = all.chain(program.iter().map(|of| ("program", of)));
+    let called = all.filter(|(_, (_, calls))| calls.count > 0);
+    let title = format!(
+        "{row}: calls of functions in {seconds:.0} s, and the time until they return; traced calls take longer"
+    );
+    let rows = called.map(|(owner, (name, calls))| {
+        let milliseconds = format!("{:.1}", calls.nanoseconds as f64 / 1e6);
+        let count = calls.count.to_string();
+        named(*name, [owner.to_owned(), count, milliseconds])
     });
-    List {
-        title: format!(
-            "{row}: calls of functions in {seconds:.0} s, and the time until they return; traced calls take longer"
-        ),
-        columns: ["function", "of", "calls", "ms"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: all
-            .into_iter()
-            .map(|(index, name, calls)| {
-                let owner = if index < DRIVER.len() {
-                    "driver"
-                } else {
-                    "program"
-                };
-                let milliseconds = calls.nanoseconds as f64 / 1e6;
-                vec![
-                    name.clone(),
-                    owner.to_owned(),
-                    calls.count.to_string(),
-                    format!("{milliseconds:.1}"),
-                ]
-            })
-            .collect(),
-    }
+    List::new(title, &["function", "of", "calls", "ms"], rows)
 }
 
 fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
@@ -370,28 +336,17 @@ fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
         format!("; packets in the queue then: {packets:.0} (median)")
     });
     let first = dropped.first().map_or(0, |of| of.nanoseconds);
-    List {
-        title: format!(
-            "{row}: {} packets dropped by the driver in {seconds:.0} s{middle}; the first ones",
-            dropped.len()
-        ),
-        columns: ["dropping a frame", "bytes", "packets in the queue"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: dropped
-            .iter()
-            .take(LISTED)
-            .map(|of| {
-                let at = (of.nanoseconds - first) as f64 / 1e6;
-                vec![
-                    format!("after {at:.3} ms"),
-                    of.bytes
-                        .map_or_else(|| "–".to_owned(), |bytes| bytes.to_string()),
-                    of.waiting.to_string(),
-                ]
-            })
-            .collect(),
-    }
+    let title = format!(
+        "{row}: {} packets dropped by the driver in {seconds:.0} s{middle}; the first ones",
+        dropped.len()
+    );
+    let rows = dropped.iter().take(LISTED).map(|of| {
+        let at = (of.nanoseconds - first) as f64 / 1e6;
+        let cells = [cell(of.bytes.map(f64::from), 0), of.waiting.to_string()];
+        named(format!("after {at:.3} ms"), cells)
+    });
+    let columns = ["dropping a frame", "bytes", "packets in the queue"];
+    List::new(title, &columns, rows)
 }
 
 #[cfg(test)]

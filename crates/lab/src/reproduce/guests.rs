@@ -12,6 +12,7 @@ use super::Bench;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::{Host, cable};
+use crate::link::{Link, attach};
 use crate::load::live;
 use crate::scenario::Hog;
 use crate::tunnel::{SWITCH, Started, openvswitch};
@@ -22,7 +23,6 @@ const PORTS: [&str; 9] = [
     "port1", "port2", "port3", "port4", "port5", "port6", "port7", "port8", UPLINK,
 ];
 pub(super) const UPLINK: &str = "uplink";
-const MTU: u32 = 1_500;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
 
@@ -70,17 +70,15 @@ impl Network {
         let guests: Vec<Host> = guests
             .map(|(name, number)| Host::create(name, number))
             .collect::<Result<_>>()?;
+        let link = Link {
+            // Open vSwitch takes packets as they are: longer ones than the MTU it would not pass on.
+            offload: kind == Switch::Bridge,
+            ..bench.link(None)
+        };
         for (port, host) in PORTS.iter().zip(guests.iter().chain([&receiver])) {
             cable(&switch, port, host, &host.device)?;
-            host.configure(&host.device, MTU, [host.address, host.address6])?;
+            attach(host, &host.device, &[host.address, host.address6], &link)?;
             switch.set_up(port)?;
-            if kind == Switch::OpenVSwitch {
-                // It takes packets as they are: longer ones than the MTU it would not pass on.
-                host.set_offload(false)?;
-            }
-        }
-        for host in guests.iter().chain([&receiver]) {
-            host.set_congestion_control(bench.options.congestion)?;
         }
         if let Some(rate) = rate {
             switch.limit(UPLINK, rate)?;
@@ -111,10 +109,8 @@ impl Network {
         bench: &Bench<'_>,
         work: impl FnOnce(&dyn Fn() -> Vec<u64>) -> Result<T>,
     ) -> Result<T> {
-        let ends: Vec<Ends<'_>> = self
-            .guests
-            .iter()
-            .take(senders)
+        let guests = self.guests.iter().take(senders);
+        let ends: Vec<Ends<'_>> = guests
             .map(|guest| guest.to(&self.receiver, self.receiver.address))
             .collect();
         let (mut work, mut outcome) = (Some(work), None);

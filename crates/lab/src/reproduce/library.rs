@@ -8,8 +8,8 @@ use aws_lc_rs::aead::{
     AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
 };
 
-use super::{Bench, Figures, Row};
-use crate::error::{LabError, Result};
+use super::{Bench, Experiment, Figures, Row};
+use crate::error::{Doing, LabError, Result};
 
 /// Bytes encrypted at once: a packet.
 const BLOCK: usize = 1_400;
@@ -79,42 +79,31 @@ pub(super) fn without_extensions() -> Variable {
 }
 
 /// Every cipher once a round.
-pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<Figures> {
-    let mut rows: Vec<Row> = OPENSSL
-        .iter()
-        .map(|(name, ..)| Row::new(*name, None))
-        .collect();
+pub(super) fn figures(bench: &Bench<'_>, found: &mut Experiment) -> Result<()> {
     let own: [(&str, &Algorithm); 2] = [
         ("Seikan AES-256-GCM", &AES_256_GCM),
         ("Seikan ChaCha20-Poly1305", &CHACHA20_POLY1305),
     ];
-    rows.extend(own.iter().map(|(name, _)| Row::new(*name, None).own()));
+    let theirs = OPENSSL.iter().map(|(name, ..)| Row::new(*name, None));
+    let ours = own.iter().map(|(name, _)| Row::new(*name, None).own());
+    let mut rows: Vec<Row> = theirs.chain(ours).collect();
     for round in 1..=bench.options.rounds {
-        for row in &mut rows {
+        for (index, row) in rows.iter_mut().enumerate() {
             bench.interrupt.check()?;
-            let name = row.name.clone();
-            let ours = own.iter().find(|(own, _)| *own == name);
-            let theirs = OPENSSL.iter().find(|openssl| openssl.0 == name);
-            let speed = match (ours, theirs) {
-                (Some((_, algorithm)), _) => sealed(algorithm),
-                (None, Some((_, words, without))) => openssl(words, *without),
-                (None, None) => continue,
+            let speed = match OPENSSL.get(index) {
+                Some((_, words, without)) => openssl(words, *without),
+                None => sealed(own[index - OPENSSL.len()].1),
             };
-            row.rounds.push(match speed {
-                Ok(speed) => Some(speed),
-                Err(error) => {
-                    problems.push(format!("{name}, round {round}: {error}"));
-                    None
-                }
-            });
+            let context = format!("{}, round {round}", row.name);
+            row.rounds.push(found.unless_failed(&context, speed)?);
         }
     }
-    Ok(Figures {
-        title: format!("ciphers alone, one processor, packets of {BLOCK} bytes"),
-        unit: "Mbit/s".to_owned(),
+    let title = format!("ciphers alone, one processor, packets of {BLOCK} bytes");
+    found.figures.push(Figures {
         base: OPENSSL[1].0.to_owned(),
-        rows,
-    })
+        ..Figures::new(title, "Mbit/s", rows)
+    });
+    Ok(())
 }
 
 /// Returns the result of `openssl speed`, in Mbit/s.
@@ -128,9 +117,9 @@ fn openssl(words: &[&str], without: Option<fn() -> Variable>) -> Result<f64> {
     if let Some(without) = without {
         command.envs([without()]);
     }
-    let output = command.output().map_err(LabError::io(
-        "run `openssl speed` (Debian: apt install openssl)",
-    ))?;
+    let output = command
+        .output()
+        .doing("run `openssl speed` (Debian: apt install openssl)")?;
     let said = String::from_utf8_lossy(&output.stdout);
     speed_of(&said).ok_or_else(|| {
         let complaint = String::from_utf8_lossy(&output.stderr);

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use seikan_load::{TcpOptions, UdpOptions, tcp_bulk, udp_flood};
 
-use super::figures::interleaved;
-use super::{Bench, Figures, Found, GIGABIT, Row, plain};
+use super::{Bench, Experiment, Figures, GIGABIT, Row};
 use crate::error::Result;
-use crate::tunnel;
 
 const TCP: &str = "TCP, 1 stream";
 const UDP: &str = "UDP, datagrams of 1,472 bytes";
@@ -27,49 +25,46 @@ pub(super) const STEPS: usize = 3;
 
 /// Measures the payload that a link of this rate carries. The limit itself counts frames with their
 /// Ethernet header of 14 bytes.
-pub(super) fn check(bench: &mut Bench<'_>, rate: u64, found: &mut Found) -> Result<()> {
+pub(super) fn check(bench: &mut Bench<'_>, rate: u64, found: &mut Experiment) -> Result<()> {
     let names = [TCP, UDP, LARGE_UDP];
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let tunnel = plain("raw")?;
-        let running = tunnel::start(tunnel.as_ref(), bench.link(Some(rate)), bench.interrupt)?;
-        let ends = tunnel.ends(&running.hosts);
-        let duration = bench.time().mul_f64(SHARE);
-        let report = if name == TCP {
-            let options = TcpOptions {
-                warmup: WARMUP,
-                duration,
-                ..TcpOptions::default()
+    let measured = bench.rounds(
+        &names,
+        |name| *name,
+        found,
+        |bench, name| {
+            let running = bench.start("raw", Some(rate))?;
+            let ends = running.ends();
+            let duration = bench.time().mul_f64(SHARE);
+            let report = if *name == TCP {
+                let options = TcpOptions {
+                    warmup: WARMUP,
+                    duration,
+                    ..TcpOptions::default()
+                };
+                tcp_bulk(&ends, &options, bench.interrupt)?.gbit_per_second
+            } else {
+                let options = UdpOptions {
+                    datagram: if *name == UDP {
+                        DATAGRAM
+                    } else {
+                        LARGE_DATAGRAM
+                    },
+                    warmup: WARMUP,
+                    duration,
+                    ..UdpOptions::default()
+                };
+                udp_flood(&ends, &options, bench.interrupt)?.gbit_per_second
             };
-            tcp_bulk(&ends, &options, bench.interrupt)?.gbit_per_second
-        } else {
-            let options = UdpOptions {
-                datagram: if name == UDP {
-                    DATAGRAM
-                } else {
-                    LARGE_DATAGRAM
-                },
-                warmup: WARMUP,
-                duration,
-                ..UdpOptions::default()
-            };
-            udp_flood(&ends, &options, bench.interrupt)?.gbit_per_second
-        };
-        Ok(report * 1e3)
-    })?;
-    let limit = Row {
-        rounds: vec![Some(rate as f64 / 1e6); bench.options.rounds as usize],
-        ..Row::new(LIMIT, None)
-    };
-    let rows = names.iter().zip(measured).map(|(name, rounds)| Row {
-        rounds,
-        ..Row::new(*name, None)
-    });
-    found.figures.push(Figures {
-        title: format!("payload over a link of {} Gbit/s", rate / GIGABIT),
-        unit: "Mbit/s".to_owned(),
-        base: LIMIT.to_owned(),
-        rows: std::iter::once(limit).chain(rows).collect(),
-    });
+            Ok(report * 1e3)
+        },
+    )?;
+    let limit = vec![Some(rate as f64 / 1e6); bench.options.rounds as usize];
+    let rows = measured.rows(|name| Row::new(*name, None), |rate| Some(*rate));
+    found.figures.push(Figures::new(
+        format!("payload over a link of {} Gbit/s", rate / GIGABIT),
+        "Mbit/s",
+        [Row::new(LIMIT, None).with(limit)].into_iter().chain(rows),
+    ));
     Ok(())
 }
 
@@ -83,7 +78,7 @@ mod tests {
     fn a_limited_link_carries_no_more_than_its_rate() {
         const RATE: u64 = GIGABIT / 10;
         testing::short(Source::Batch, |bench| {
-            let mut found = Found::default();
+            let mut found = Experiment::default();
             check(bench, RATE, &mut found)?;
             assert!(found.problems.is_empty(), "{:?}", found.problems);
             let [limit, rows @ ..] = &found.figures[0].rows[..] else {

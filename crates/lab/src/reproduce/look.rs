@@ -1,6 +1,7 @@
 //! The doctor's verdict on a slow setup; it knows only the interface and the expected rate.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use seikan_diagnose::{Cause, Recording};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Desk, Source};
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 use crate::load::live;
 use crate::scenario::doctor::{DoctorArguments, ask};
@@ -39,7 +40,6 @@ pub struct Look {
 
 impl Look {
     /// Returns whether it named a correct cause.
-    #[must_use]
     pub fn is_right(&self) -> bool {
         self.said
             .as_ref()
@@ -56,27 +56,30 @@ pub(super) struct Looker<'a> {
     pub host: &'a Host,
     /// Interface to diagnose.
     pub interface: &'a str,
-    /// Expected throughput, in Mbit/s.
-    pub expected: f64,
+    /// Expected throughput, in Mbit/s, if it is known.
+    pub expected: Option<f64>,
     /// Causes that are right.
     pub right: &'a [Cause],
     /// How long it looks.
     pub seconds: f64,
     /// How deep; as it likes if `None`.
     pub level: Option<u32>,
+    /// Reads published quantities from the doctor's measurements.
+    pub facts: fn(&Recording) -> Vec<(String, f64)>,
 }
 
 impl<'a> Looker<'a> {
     /// One that looks as usual.
-    pub fn new(of: &'a str, host: &'a Host, interface: &'a str) -> Self {
+    pub fn new(of: &'a str, host: &'a Host, interface: &'a str, right: &'a [Cause]) -> Self {
         Self {
             of,
             host,
             interface,
-            expected: 1e3,
-            right: &[],
+            expected: None,
+            right,
             seconds: LOOK,
             level: None,
+            facts: |_| Vec::new(),
         }
     }
 
@@ -88,19 +91,11 @@ impl<'a> Looker<'a> {
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
         let scratch = private_directory()?;
         let file = format!("{}.parquet", file_stem(desk.source, self.of));
-        let kept = desk.options.recordings.as_ref();
-        let record = match kept {
-            Some(directory) => {
-                std::fs::create_dir_all(directory)
-                    .map_err(LabError::io(format!("make {}", directory.display())))?;
-                directory.join(&file)
-            }
-            None => scratch.path().join(&file),
-        };
+        let record = desk.directory(scratch.path())?.join(&file);
         let arguments = DoctorArguments {
             host: self.host,
             interface: self.interface,
-            expected: Some(self.expected),
+            expected: Some(self.expected.unwrap_or(1e3)),
             seconds: self.seconds,
             level: self.level,
             fix: false,
@@ -112,13 +107,15 @@ impl<'a> Looker<'a> {
             right: self.right.to_vec(),
             said: None,
             problem: None,
-            recording: kept.map(|_| file),
+            recording: desk.options.recordings.as_ref().map(|_| file),
             facts: Vec::new(),
         };
         match ask(&arguments, desk.interrupt) {
             Ok(answer) => {
                 look.said = Some(answer.diagnosis);
-                Ok((look, Some(load_recording(&record)?)))
+                let recording = load_recording(&record)?;
+                look.facts = (self.facts)(&recording);
+                Ok((look, Some(recording)))
             }
             Err(LabError::Interrupted) => Err(LabError::Interrupted),
             Err(problem) => {
@@ -128,23 +125,24 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// The same during a load; `facts` are read from the doctor's measurements.
+    /// Returns the verdict during a load.
     ///
     /// # Errors
     /// No load, and those of [`Looker::look`].
-    pub fn look_under(
-        &self,
-        load: &LiveOptions,
-        ends: &Ends<'_>,
-        desk: Desk<'_>,
-        facts: impl Fn(&Recording) -> Vec<(String, f64)>,
-    ) -> Result<Look> {
-        let (mut look, recording) = live(ends, load, desk.interrupt, |_| {
+    pub fn look_under(&self, load: &LiveOptions, ends: &Ends<'_>, desk: Desk<'_>) -> Result<Look> {
+        live(ends, load, desk.interrupt, |_| {
             desk.interrupt.sleep(WARMUP)?;
-            self.look(desk)
-        })?;
-        look.facts = recording.as_ref().map_or_else(Vec::new, facts);
-        Ok(look)
+            Ok(self.look(desk)?.0)
+        })
+    }
+}
+
+impl Desk<'_> {
+    /// Where recordings are kept, which exists then; else this directory.
+    pub(super) fn directory<'a>(&'a self, scratch: &'a Path) -> Result<&'a Path> {
+        let directory = self.options.recordings.as_deref().unwrap_or(scratch);
+        std::fs::create_dir_all(directory).doing(format!("make {}", directory.display()))?;
+        Ok(directory)
     }
 }
 

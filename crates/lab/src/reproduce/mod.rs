@@ -33,7 +33,9 @@ mod testing;
 mod tracepoints;
 
 use std::fmt;
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seikan_ui::time::utc_now;
@@ -45,16 +47,17 @@ use crate::host::{Congestion, Host};
 use crate::link::Link;
 use crate::machine::Machine;
 use crate::scenario::{lookup, tool};
-use crate::tunnel::{Changes, Tunnel, inner_device};
+use crate::tunnel::{self, Changes, Running, Tunnel};
 
 pub use figures::{Bars, Claim, Curve, Curves, Figures, Grid, Layer, List, Part, Row, Surface};
 pub use look::Look;
 
 /// A published experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
     /// A queue of three packets in front of the tunnel's program.
+    #[default]
     Queue,
     /// A gateway that wraps what receive offload has merged.
     Offload,
@@ -77,7 +80,6 @@ impl Source {
     ];
 
     /// Its name on the command line and of its files.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -89,7 +91,6 @@ impl Source {
     }
 
     /// Returns its title.
-    #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
             Self::Queue => "A tunnel with a queue of three packets",
@@ -101,7 +102,6 @@ impl Source {
     }
 
     /// Where it was published, and how.
-    #[must_use]
     pub const fn published(self) -> &'static str {
         match self {
             Self::Queue => {
@@ -128,7 +128,6 @@ impl Source {
     }
 
     /// Returns the differences of this machine's setup from the source's.
-    #[must_use]
     pub const fn differs(self) -> &'static str {
         match self {
             Self::Queue => {
@@ -157,7 +156,6 @@ impl Source {
     }
 
     /// Returns the number of slow setups that the doctor diagnoses.
-    #[must_use]
     pub const fn looks(self) -> usize {
         match self {
             Self::Batch | Self::Profile => 1,
@@ -174,7 +172,7 @@ impl Source {
         }
     }
 
-    const fn run(self) -> Run {
+    const fn run(self) -> Step {
         match self {
             Self::Queue => queue::run,
             Self::Offload => offload::run,
@@ -215,8 +213,8 @@ impl Default for ReproduceOptions {
     }
 }
 
-/// Result of an experiment.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Result of an experiment, as far as it has got.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Experiment {
     /// Which one.
     pub source: Source,
@@ -253,7 +251,6 @@ pub struct Experiment {
 
 impl Experiment {
     /// Returns whether every claim holds and every diagnosis was correct.
-    #[must_use]
     pub fn reproduced(&self) -> bool {
         let claims = !self.claims.is_empty() && self.claims.iter().all(Claim::holds);
         let right = self.looks.iter().filter(|look| look.is_right()).count();
@@ -261,25 +258,14 @@ impl Experiment {
     }
 }
 
-/// Results of an experiment so far.
-#[derive(Default)]
-struct Found {
-    figures: Vec<Figures>,
-    grids: Vec<Grid>,
-    lists: Vec<List>,
-    curves: Vec<Curves>,
-    bars: Vec<Bars>,
-    surfaces: Vec<Surface>,
-    claims: Vec<Claim>,
-    looks: Vec<Look>,
-    notes: Vec<String>,
-    problems: Vec<String>,
-}
+/// A part of an experiment.
+type Step = fn(&mut Bench<'_>, &mut Experiment) -> Result<()>;
 
-impl Found {
-    /// Notes the failure of a part; the others go on. Only an interruption ends the experiment.
-    fn note_failure(&mut self, part: Result<()>) -> Result<()> {
-        match part {
+impl Experiment {
+    /// Runs a part. Its failure is noted, and the others go on; only an interruption ends the
+    /// experiment.
+    fn attempt(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        match part(self) {
             Err(LabError::Interrupted) => Err(LabError::Interrupted),
             Err(error) => {
                 self.problems.push(error.to_string());
@@ -288,19 +274,33 @@ impl Found {
             Ok(()) => Ok(()),
         }
     }
-}
 
-type Run = fn(&mut Bench<'_>) -> Result<Found>;
+    /// The value, if there is one; its failure is noted with this context.
+    fn unless_failed<T>(&mut self, context: &str, value: Result<T>) -> Result<Option<T>> {
+        match value {
+            Err(LabError::Interrupted) => Err(LabError::Interrupted),
+            Err(error) => {
+                self.problems.push(format!("{context}: {error}"));
+                Ok(None)
+            }
+            Ok(value) => Ok(Some(value)),
+        }
+    }
+
+    /// Runs parts one after the other.
+    fn attempt_all(&mut self, bench: &mut Bench<'_>, parts: &[Step]) -> Result<()> {
+        let mut parts = parts.iter();
+        parts.try_for_each(|part| self.attempt(|found| part(bench, found)))
+    }
+}
 
 /// Gigabit Ethernet, in bit/s.
 const GIGABIT: u64 = 1_000_000_000;
 
 /// Common parts of the experiments.
 struct Bench<'a> {
-    options: &'a ReproduceOptions,
-    interrupt: &'a Interrupt,
+    desk: Desk<'a>,
     progress: &'a mut dyn FnMut(Progress),
-    source: Source,
     /// Steps so far, and how many there will be, about.
     steps: (f64, f64),
 }
@@ -313,13 +313,11 @@ struct Desk<'a> {
     source: Source,
 }
 
-impl<'a> Bench<'a> {
-    fn desk(&self) -> Desk<'a> {
-        Desk {
-            options: self.options,
-            interrupt: self.interrupt,
-            source: self.source,
-        }
+impl<'a> Deref for Bench<'a> {
+    type Target = Desk<'a>;
+
+    fn deref(&self) -> &Desk<'a> {
+        &self.desk
     }
 }
 
@@ -343,6 +341,16 @@ impl Bench<'_> {
         [None, Some(self.source.rate())]
     }
 
+    /// Starts a tunnel as it is, over a link of this rate.
+    fn start(&self, tunnel: &str, rate: Option<u64>) -> Result<Running> {
+        self.start_over(&plain(tunnel)?, self.link(rate))
+    }
+
+    /// Starts a tunnel over a link.
+    fn start_over(&self, tunnel: &Arc<dyn Tunnel>, link: Link) -> Result<Running> {
+        tunnel::start(tunnel, link, self.interrupt)
+    }
+
     /// Says how many steps there will be.
     fn expect(&mut self, steps: usize) {
         self.steps.1 = steps as f64;
@@ -352,9 +360,10 @@ impl Bench<'_> {
     fn step(&mut self, what: impl fmt::Display) -> Result<()> {
         self.interrupt.check()?;
         let (done, all) = self.steps;
+        let step = format!("{}: {what}", self.source);
         (self.progress)(Progress {
             fraction: (done / all.max(1.0)).min(1.0),
-            step: format!("{}: {what}", self.source),
+            step,
         });
         self.steps.0 += 1.0;
         Ok(())
@@ -370,14 +379,19 @@ fn titled(title: &str, rate: Option<u64>) -> String {
 }
 
 /// The tunnel called so, as it is.
-fn plain(name: &str) -> Result<Box<dyn Tunnel>> {
+fn plain(name: &str) -> Result<Arc<dyn Tunnel>> {
     lookup(name, &Changes::default())
 }
 
-/// Sets the tunnel's interface in a host, in the words of `ip link`.
-fn set_link(host: &Host, tunnel: &str, words: &str) -> Result<()> {
-    let device = inner_device(tunnel, host);
+/// Sets a device of a host, in the words of `ip link`.
+fn set_link(host: &Host, device: &str, words: &str) -> Result<()> {
     tool(host, &format!("ip link set dev {device} {words}"))
+}
+
+/// Sets the tunnel's interface in both hosts.
+fn set_both(running: &Running, words: &str) -> Result<()> {
+    let mut hosts = running.hosts.both().into_iter();
+    hosts.try_for_each(|host| set_link(host, &running.device(host), words))
 }
 
 /// Runs an experiment; calls `progress` before every step.
@@ -397,29 +411,24 @@ pub fn reproduce(
         ));
     }
     let begin = Instant::now();
-    let mut bench = Bench {
+    let desk = Desk {
         options,
         interrupt,
-        progress,
         source,
+    };
+    let mut bench = Bench {
+        desk,
+        progress,
         steps: (0.0, 1.0),
     };
-    let found = source.run()(&mut bench)?;
-    Ok(Experiment {
+    let mut found = Experiment {
         source,
-        date: utc_now(),
         machine: Machine::this(),
         options: options.clone(),
-        took: begin.elapsed().as_secs_f64(),
-        figures: found.figures,
-        grids: found.grids,
-        lists: found.lists,
-        curves: found.curves,
-        bars: found.bars,
-        surfaces: found.surfaces,
-        claims: found.claims,
-        looks: found.looks,
-        notes: found.notes,
-        problems: found.problems,
-    })
+        ..Experiment::default()
+    };
+    source.run()(&mut bench, &mut found)?;
+    found.date = utc_now();
+    found.took = begin.elapsed().as_secs_f64();
+    Ok(found)
 }

@@ -6,24 +6,25 @@
 //! Rows that differ by their cipher only have more rounds than others, and
 //! [`noise`] says of each pair whether its difference stands above the noise.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use seikan_diagnose::Cause;
+use seikan_load::stats::Spread;
 use seikan_load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
 use seikan_sys::ethtool::Feature;
 
-use super::figures::{interleaved, interleaved_for};
 use super::look::Looker;
 use super::noise::{self, Pair};
 use super::{
-    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, limit, null, plain,
-    set_link, titled,
+    Bench, Curve, Curves, Experiment, Figures, GIGABIT, Grid, Row, library, limit, null, plain,
+    set_both, titled,
 };
 use crate::error::{LabError, Result};
-use crate::link::{Hosts, Link};
+use crate::link::Link;
 use crate::scenario::lookup;
 use crate::tunnel::seikan::Seikan;
-use crate::tunnel::{self, Changes, Tunnel, inner_device};
+use crate::tunnel::{Changes, Running, Tunnel};
 
 /// MTUs inside the tunnel, in bytes.
 const MTUS: [u32; 8] = [1_500, 6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
@@ -273,8 +274,7 @@ impl<'a> Sweep<'a> {
     }
 }
 
-const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
-    let [a, b, c, d, e, f, g] = figures;
+const fn from_6000([a, b, c, d, e, f, g]: [f64; 7]) -> [Option<f64>; 8] {
     [
         None,
         Some(a),
@@ -287,9 +287,8 @@ const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
     ]
 }
 
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
-    let mut found = Found::default();
-    let all = names(&mut found);
+pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
+    let all = names(found);
     let (rounds, more) = (bench.options.rounds, cipher_rounds(bench));
     let gigabit = bench.source.rate();
     let sweeps = [
@@ -308,39 +307,34 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let single = rounds as usize * 2 * (RAW.len() + limit::STEPS) + more as usize * SETUPS.len();
     bench.expect(steps.sum::<usize>() + single + 4);
     bench.step("ciphers alone")?;
-    found
-        .figures
-        .push(library::figures(bench, &mut found.problems)?);
+    library::figures(bench, found)?;
     for rate in [gigabit, FASTER] {
-        let done = limit::check(bench, rate, &mut found);
-        found.note_failure(done)?;
+        found.attempt(|found| limit::check(bench, rate, found))?;
     }
     let [free, faster, jumbo, slow] = &sweeps;
-    let columns = run_sweep(bench, free, &mut found)?;
+    let columns = run_sweep(bench, free, found)?;
     found.curves.push(curves(&columns));
-    let figures = without_cipher(bench, &[(&columns[..], "")], None, &mut found)?;
+    let figures = without_cipher(bench, &[(&columns[..], "")], None, found)?;
     found.figures.push(figures);
-    claims(&columns, &mut found);
+    claims(&columns, found);
     let mut pairs = noise::pairs(&columns, &PAIRS, "no limit");
     found.grids.push(grid(columns, None));
 
-    let columns = run_sweep(bench, faster, &mut found)?;
-    let wide = run_sweep(bench, jumbo, &mut found)?;
+    let columns = run_sweep(bench, faster, found)?;
+    let wide = run_sweep(bench, jumbo, found)?;
     let of_both = [(&columns[..], ""), (&wide[..], ", NICs 9000")];
-    let figures = without_cipher(bench, &of_both, faster.rate, &mut found)?;
-    order(&figures, &mut found);
+    let figures = without_cipher(bench, &of_both, faster.rate, found)?;
+    order(&figures, found);
     found.figures.push(figures);
     pairs.extend(noise::pairs(&columns, &FASTER_PAIRS, "10 Gbit/s"));
     found.grids.push(grid(columns, faster.rate));
 
-    let columns = run_sweep(bench, slow, &mut found)?;
+    let columns = run_sweep(bench, slow, found)?;
     pairs.extend(noise::pairs(&columns, &PUBLISHED_PAIRS, "1 Gbit/s"));
     found.grids.push(grid(columns, slow.rate));
-    pairs.extend(both_directions(bench, gigabit, &mut found)?);
+    pairs.extend(both_directions(bench, gigabit, found)?);
     found.lists.push(noise::list(&pairs, more));
-    let done = diagnoses(bench, &mut found);
-    found.note_failure(done)?;
-    Ok(found)
+    found.attempt(|found| diagnoses(bench, found))
 }
 
 /// Ciphers that are compared at the same MTU: the first should be faster, and the published factor
@@ -378,67 +372,52 @@ fn grid(columns: Vec<Figures>, rate: Option<u64>) -> Grid {
 }
 
 /// One stream, in Mbit/s.
-fn stream(
-    bench: &Bench<'_>,
-    tunnel: &dyn Tunnel,
-    hosts: &Hosts,
-    direction: Direction,
-) -> Result<f64> {
+fn stream(bench: &Bench<'_>, running: &Running, direction: Direction) -> Result<f64> {
     let options = TcpOptions {
         direction,
         warmup: WARMUP,
         duration: bench.time().mul_f64(SHARE),
         ..TcpOptions::default()
     };
-    let report = tcp_bulk(&tunnel.ends(hosts), &options, bench.interrupt)?;
+    let report = tcp_bulk(&running.ends(), &options, bench.interrupt)?;
     Ok(report.gbit_per_second * 1e3)
 }
 
 /// The link itself, of this rate.
-fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<Figures> {
-    let names = RAW.map(|(name, ..)| name);
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let tunnel = plain("raw")?;
-        let nic = RAW
-            .iter()
-            .find(|row| row.0 == name)
-            .map_or(NIC, |row| row.2);
-        let link = Link {
-            mtu: nic,
-            ..bench.link(rate)
-        };
-        let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
-        without(&running.hosts, name)?;
-        stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
-    })?;
-    let rows = RAW.into_iter().zip(measured);
-    Ok(Figures {
-        title: titled("TCP, 1 stream, without a cipher", rate),
-        unit: "Mbit/s".to_owned(),
-        base: RAW[0].0.to_owned(),
-        rows: rows
-            .map(|((name, _, _, published), rounds)| Row {
-                rounds,
-                ..Row::new(name, published)
-            })
-            .collect(),
-    })
+fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<Figures> {
+    let measured = bench.rounds(
+        &RAW,
+        |row| row.0,
+        found,
+        |bench, row| {
+            let running = start_raw(bench, row, rate)?;
+            stream(bench, &running, Direction::Forward)
+        },
+    )?;
+    let title = titled("TCP, 1 stream, without a cipher", rate);
+    let rows = measured.rows(|row| Row::new(row.0, row.3), |rate| Some(*rate));
+    Ok(Figures::new(title, "Mbit/s", rows))
 }
 
-/// Disables the features that a row lacks on both ends' NICs.
-fn without(hosts: &Hosts, name: &str) -> Result<()> {
-    let features = RAW
-        .iter()
-        .find(|row| row.0 == name)
-        .map_or(&[][..], |row| row.1);
-    for host in [&hosts.a, &hosts.b] {
+/// Starts a row without a tunnel, whose NICs lack features.
+fn start_raw(
+    bench: &Bench<'_>,
+    (_, features, mtu, _): &Bare,
+    rate: Option<u64>,
+) -> Result<Running> {
+    let link = Link {
+        mtu: *mtu,
+        ..bench.link(rate)
+    };
+    let running = bench.start_over(&plain("raw")?, link)?;
+    for host in running.hosts.both() {
         host.set_features(&host.device, features)?;
     }
-    Ok(())
+    Ok(running)
 }
 
 /// All ciphers that are measured, of OpenVPN and of Seikan.
-fn names(found: &mut Found) -> Vec<&'static str> {
+fn names(found: &mut Experiment) -> Vec<&'static str> {
     found.notes.push(match null::program() {
         Some(_) => format!(
             "{OWN_NONE}: another build, with debug assertions, which costs it a little; no release build can do without a cipher."
@@ -453,42 +432,35 @@ fn names(found: &mut Found) -> Vec<&'static str> {
 }
 
 /// Ciphers over their MTUs: a column for each cipher.
-fn run_sweep(bench: &mut Bench<'_>, sweep: &Sweep<'_>, found: &mut Found) -> Result<Vec<Figures>> {
-    let mut failed = Vec::new();
-    let rows = (sweep.names, sweep.rounds);
-    let measured = interleaved_for(bench, rows, &mut found.problems, &mut |bench, name| {
-        let tunnel = with_cipher(name)?;
+fn run_sweep(
+    bench: &mut Bench<'_>,
+    sweep: &Sweep<'_>,
+    found: &mut Experiment,
+) -> Result<Vec<Figures>> {
+    let mut failed = Experiment::default();
+    let rows = (sweep.names, |name: &&'static str| *name);
+    let measured = bench.so_many_rounds(sweep.rounds, rows, found, |bench, name| {
         let link = Link {
             mtu: sweep.nic,
             ..bench.link(sweep.rate)
         };
-        let mut running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
+        let mut running = bench.start_over(&with_cipher(name)?, link)?;
         let mut rates = Vec::new();
         for mtu in (sweep.mtus)(name) {
-            bench.step(format!("{name}, MTU {mtu}"))?;
+            let context = format!("{name}, MTU {mtu}");
+            bench.step(&context)?;
             let mut measure = || {
-                for host in [&running.hosts.a, &running.hosts.b] {
-                    set_link(host, tunnel.name(), &format!("mtu {mtu}"))?;
-                }
+                set_both(&running, &format!("mtu {mtu}"))?;
                 running.check_alive()?;
-                stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
+                stream(bench, &running, Direction::Forward)
             };
-            rates.push(match measure() {
-                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-                Err(error) => {
-                    failed.push(format!("{name}, MTU {mtu}: {error}"));
-                    None
-                }
-                Ok(rate) => Some(rate),
-            });
+            rates.push(failed.unless_failed(&context, measure())?);
         }
         Ok(rates)
     })?;
-    found.problems.extend(failed);
-    let columns = sweep.names.iter().zip(measured);
-    Ok(columns
-        .map(|(name, rounds)| column(name, (sweep.mtus)(name), &rounds))
-        .collect())
+    found.problems.extend(failed.problems);
+    let column = |(name, rounds): (&&str, &Vec<_>)| column(name, (sweep.mtus)(name), rounds);
+    Ok(measured.iter().map(column).collect())
 }
 
 /// The column of a cipher, from the rates of each round at these MTUs. Rows of others are empty.
@@ -502,51 +474,40 @@ fn column(name: &str, mtus: &[u32], rounds: &[Option<Vec<Option<f64>>>]) -> Figu
         let rate = |rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(index)?;
         rounds.iter().map(rate).collect()
     };
+    let rows = MTUS.into_iter().zip(there).map(|(mtu, published)| Row {
+        own: cipher.is_none(),
+        ..Row::new(mtu.to_string(), published).with(of(mtu))
+    });
     Figures {
-        title: name.to_owned(),
-        unit: "Mbit/s".to_owned(),
         base: MTUS[SMALL].to_string(),
-        rows: MTUS
-            .into_iter()
-            .zip(there)
-            .map(|(mtu, published)| Row {
-                own: cipher.is_none(),
-                rounds: of(mtu),
-                ..Row::new(mtu.to_string(), published)
-            })
-            .collect(),
+        ..Figures::new(name, "Mbit/s", rows)
     }
 }
 
 fn curves(columns: &[Figures]) -> Curves {
-    let line = |column: &Figures, published: bool| Curve {
-        name: if published {
-            format!("{}, published", column.title)
-        } else {
-            column.title.clone()
-        },
-        own: column.rows.iter().any(|row| row.own),
-        published,
-        points: MTUS
-            .iter()
-            .zip(&column.rows)
-            .filter_map(|(mtu, row)| {
-                let here = row.spread().map(|spread| spread.median);
-                let value = if published { row.published } else { here };
-                Some([f64::from(*mtu), value?])
-            })
-            .collect(),
+    let line = |column: &Figures, published: bool| {
+        let words = if published { ", published" } else { "" };
+        let rows = MTUS.iter().zip(&column.rows);
+        let points = rows.filter_map(|(mtu, row)| {
+            let value = if published {
+                row.published
+            } else {
+                row.median()
+            };
+            Some([f64::from(*mtu), value?])
+        });
+        Curve {
+            own: column.rows.iter().any(|row| row.own),
+            published,
+            ..Curve::new(format!("{}{words}", column.title), points)
+        }
     };
     let here = columns.iter().map(|column| line(column, false));
     let there = columns.iter().map(|column| line(column, true));
-    Curves {
-        name: "mtu-cipher-throughput".to_owned(),
-        title: "throughput of one TCP stream, by cipher".to_owned(),
-        x: "MTU inside the tunnel, bytes".to_owned(),
-        y: "Mbit/s".to_owned(),
-        logarithmic: [true, true],
-        curves: here.chain(there).filter(|c| c.points.len() > 1).collect(),
-    }
+    let curves = here.chain(there).filter(|curve| curve.points.len() > 1);
+    let title = "throughput of one TCP stream, by cipher";
+    let axes = ["MTU inside the tunnel, bytes", "Mbit/s"];
+    Curves::new("mtu-cipher-throughput", title, axes, curves).logarithmic([true; 2])
 }
 
 /// Compares a link of this rate with tunnels without a cipher over it, and with Seikan. Columns
@@ -555,26 +516,23 @@ fn without_cipher(
     bench: &mut Bench<'_>,
     sweeps: &[(&[Figures], &str)],
     rate: Option<u64>,
-    found: &mut Found,
+    found: &mut Experiment,
 ) -> Result<Figures> {
     let mut figures = raw(bench, rate, found)?;
     for (columns, besides) in sweeps {
         let named = |name: &str| columns.iter().find(|column| column.title == name);
         let published = besides.is_empty();
         if let Some(none) = named(NONE) {
-            figures.rows.extend(PLAIN.map(|(place, name, there)| Row {
-                rounds: none.rows[place].rounds.clone(),
-                ..Row::new(
-                    format!("{name}{besides}"),
-                    Some(there).filter(|_| published),
-                )
+            figures.rows.extend(PLAIN.map(|(place, name, there)| {
+                let there = Some(there).filter(|_| published);
+                Row::new(format!("{name}{besides}"), there).with(none.rows[place].rounds.clone())
             }));
         }
         for own in [OWN_NONE, OWN_AES].into_iter().filter_map(named) {
             let measured = own.rows.iter().find(|row| !row.rounds.is_empty());
-            figures.rows.extend(measured.map(|row| Row {
-                rounds: row.rounds.clone(),
-                ..Row::new(format!("{}, MTU {}{besides}", own.title, row.name), None).own()
+            figures.rows.extend(measured.map(|row| {
+                let name = format!("{}, MTU {}{besides}", own.title, row.name);
+                Row::new(name, None).own().with(row.rounds.clone())
             }));
         }
     }
@@ -582,7 +540,7 @@ fn without_cipher(
 }
 
 /// The order of the source's table for 10 Gbit/s, row by row.
-fn order(figures: &Figures, found: &mut Found) {
+fn order(figures: &Figures, found: &mut Experiment) {
     let [raw, no_checksum, ..] = RAW.map(|(name, ..)| name);
     let rows = [raw, no_checksum].into_iter();
     let rows: Vec<&str> = rows.chain(PLAIN.map(|(_, name, _)| name)).collect();
@@ -595,176 +553,136 @@ fn order(figures: &Figures, found: &mut Found) {
 fn both_directions(
     bench: &mut Bench<'_>,
     rate: u64,
-    found: &mut Found,
+    found: &mut Experiment,
 ) -> Result<Vec<noise::Line>> {
-    let names = SETUPS.map(|(cipher, slow, _)| match slow_words(slow) {
-        "" => format!("{cipher}, ends alike"),
-        words => format!("{cipher}{words}"),
-    });
-    let words = names.each_ref().map(String::as_str);
-    let rows = (&words[..], cipher_rounds(bench));
-    let measured = interleaved_for(bench, rows, &mut found.problems, &mut |bench, name| {
-        let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
-        let (cipher, slow, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
-        let far = if slow {
-            vec![library::without_aes()]
-        } else {
-            Vec::new()
-        };
-        let tunnel = openvpn(cipher, [Vec::new(), far])?;
-        let link = bench.link(Some(rate));
-        let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
-        for host in [&running.hosts.a, &running.hosts.b] {
-            set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
-        }
-        let of = |direction| stream(bench, tunnel.as_ref(), &running.hosts, direction);
+    let rows = (&SETUPS[..], setup_name);
+    let rounds = cipher_rounds(bench);
+    let measured = bench.so_many_rounds(rounds, rows, found, |bench, (cipher, slow, _)| {
+        let far = slow.then(library::without_aes);
+        let tunnel = openvpn(cipher, [Vec::new(), far.into_iter().collect()])?;
+        let running = bench.start_over(&tunnel, bench.link(Some(rate)))?;
+        set_both(&running, &format!("mtu {}", MTUS[MIDDLE]))?;
+        let of = |direction| stream(bench, &running, direction);
         Ok([of(Direction::Forward)?, of(Direction::Reverse)?])
     })?;
-    let mut figures = Figures {
-        title: titled(&format!("OpenVPN, MTU {}", MTUS[MIDDLE]), Some(rate)),
-        unit: "Mbit/s".to_owned(),
-        base: direction_name(&names[0], 0),
-        rows: Vec::new(),
-    };
-    for ((name, (_, _, published)), rounds) in names.iter().zip(SETUPS).zip(&measured) {
-        for (direction, published) in published.into_iter().enumerate() {
-            figures.rows.push(Row {
-                rounds: rounds
-                    .iter()
-                    .map(|rates| rates.map(|rates| rates[direction]))
-                    .collect(),
-                ..Row::new(direction_name(name, direction), published)
-            });
-        }
-    }
+    let rows = measured.iter().flat_map(|(setup, rounds)| {
+        [0, 1].map(|direction| {
+            let rates = rounds.iter().map(|rates| Some((*rates)?[direction]));
+            Row::new(direction_name(setup, direction), setup.2[direction]).with(rates)
+        })
+    });
+    let title = format!("OpenVPN, MTU {}", MTUS[MIDDLE]);
+    let figures = Figures::new(titled(&title, Some(rate)), "Mbit/s", rows);
     let setting = format!("MTU {}, 1 Gbit/s", MTUS[MIDDLE]);
-    let lines = COMPARED.map(|(name, more, less, published)| {
-        let claim = figures.claim(
-            &direction_name(&names[more.0], more.1),
-            &direction_name(&names[less.0], less.1),
-        );
-        noise::Line::of(name, claim, &setting, published)
+    let name = |(setup, direction): (usize, usize)| direction_name(&SETUPS[setup], direction);
+    let lines = COMPARED.map(|(words, more, less, published)| {
+        let claim = figures.claim(&name(more), &name(less));
+        noise::Line::of(words, claim, &setting, published)
     });
     found.figures.push(figures);
     Ok(lines.into())
 }
 
-fn slow_words(slow: bool) -> &'static str {
-    if slow { ", B without AES-NI" } else { "" }
+fn setup_name((cipher, slow, _): &Setup) -> String {
+    let words = if *slow {
+        "B without AES-NI"
+    } else {
+        "ends alike"
+    };
+    format!("{cipher}, {words}")
 }
 
 /// Name of a row of [`both_directions`].
-fn direction_name(name: &str, direction: usize) -> String {
+fn direction_name(setup: &Setup, direction: usize) -> String {
     let does = ["B decrypts", "B encrypts"][direction];
-    format!("{name}, {does}")
+    format!("{}, {does}", setup_name(setup))
 }
 
 /// Claims about larger packets, instructions and no cipher, and about Seikan and the best other
 /// tunnel.
-fn claims(columns: &[Figures], found: &mut Found) {
+fn claims(columns: &[Figures], found: &mut Experiment) {
     let large = MTUS[LARGE].to_string();
     for cipher in [CBC, BLOWFISH] {
         let column = columns.iter().find(|column| column.title == cipher);
-        found
-            .claims
-            .extend(column.map(|column| column.claim(&large, &MTUS[SMALL].to_string())));
+        let claim = column.map(|column| column.claim(&large, &MTUS[SMALL].to_string()));
+        found.claims.extend(claim);
     }
     // The same MTU across ciphers.
-    let across = |place: usize| Figures {
-        title: format!("MTU {}", MTUS[place]),
-        unit: "Mbit/s".to_owned(),
-        base: CBC.to_owned(),
-        rows: columns
-            .iter()
-            .map(|column| Row {
-                name: column.title.clone(),
-                ..column.rows[place].clone()
-            })
-            .collect(),
+    let across = |place: usize| {
+        let rows = columns.iter().map(|column| Row {
+            name: column.title.clone(),
+            ..column.rows[place].clone()
+        });
+        Figures::new(format!("MTU {}", MTUS[place]), "Mbit/s", rows)
     };
     let mut none = across(MIDDLE).claim(NONE, CBC);
     // Both with AES instructions.
     none.published = Some(PUBLISHED_NONE / PUBLISHED_CBC);
-    found.claims.push(none);
-    found.claims.push(across(LARGE).claim(CBC, NO_AES));
-    found.claims.push(across(LARGE).claim(OWN_AES, CBC));
+    let large = across(LARGE);
+    let claims = [none, large.claim(CBC, NO_AES), large.claim(OWN_AES, CBC)];
+    found.claims.extend(claims);
     let own = columns.iter().find(|column| column.title == OWN_AES);
-    let rates = own.map(|own| own.rows.iter().filter_map(Row::spread));
-    let rates: Vec<f64> = rates.map_or_else(Vec::new, |r| r.map(|s| s.median).collect());
-    let (low, high) = rates
-        .iter()
-        .fold((f64::INFINITY, 0.0_f64), |(l, h), r| (l.min(*r), h.max(*r)));
-    if high > 0.0 {
+    let rates = own.into_iter().flat_map(|own| &own.rows);
+    let rates: Vec<f64> = rates.filter_map(Row::median).collect();
+    if let Some(Spread { min, max, .. }) = Spread::of(&rates) {
         found.notes.push(format!(
-            "{OWN_AES} has {low:.0} to {high:.0} Mbit/s over all MTUs: its interface takes super-packets of 60 KiB from \
+            "{OWN_AES} has {min:.0} to {max:.0} Mbit/s over all MTUs: its interface takes super-packets of 60 KiB from \
              the kernel, whatever its MTU, and seals them in runs of datagrams that fit the way."
         ));
     }
 }
 
 /// Diagnoses a slow cipher, small packets, and a link without offloads.
-fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let rate = |found: &Found, cipher: &str, place: usize| {
-        let column = found.grids[0].columns.iter().find(|c| c.title == cipher);
-        let spread = column.and_then(|column| column.rows[place].spread());
-        spread.map_or(1e3, |spread| spread.median)
-    };
-    for (cipher, mtu, expected, right) in [
-        (
-            NO_AES,
-            MTUS[LARGE],
-            rate(found, CBC, LARGE),
-            Cause::CipherBound,
-        ),
-        (NONE, 576, rate(found, NONE, LARGE), Cause::PacketsTooSmall),
+fn diagnoses(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
+    for (cipher, mtu, good, right) in [
+        (NO_AES, MTUS[LARGE], CBC, Cause::CipherBound),
+        (NONE, 576, NONE, Cause::PacketsTooSmall),
     ] {
+        let mut columns = found.grids[0].columns.iter();
+        let good = columns.find(|column| column.title == good);
+        let expected = good.and_then(|column| column.rows[LARGE].median());
         let of = format!("OpenVPN, {cipher}, MTU {mtu}");
         bench.step(format!("the doctor on {of}"))?;
-        let tunnel = with_cipher(cipher)?;
-        let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
-        for host in [&running.hosts.a, &running.hosts.b] {
-            set_link(host, tunnel.name(), &format!("mtu {mtu}"))?;
-        }
-        let host = &running.hosts.a;
-        let interface = inner_device(tunnel.name(), host);
-        let looker = Looker {
-            expected,
-            right: &[right],
-            ..Looker::new(&of, host, &interface)
-        };
-        let ends = tunnel.ends(&running.hosts);
-        let load = LiveOptions::default();
-        let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
-        found.looks.push(verdict);
+        let running = bench.start_over(&with_cipher(cipher)?, bench.link(None))?;
+        set_both(&running, &format!("mtu {mtu}"))?;
+        look(bench, found, (&of, &running), expected, right)?;
     }
     let (name, ..) = RAW[2];
     bench.step(format!("the doctor on {name}"))?;
-    let tunnel = plain("raw")?;
-    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
-    without(&running.hosts, name)?;
-    let whole = found.figures.iter().find_map(|f| f.row(RAW[0].0)?.spread());
+    let running = start_raw(bench, &RAW[2], None)?;
+    let whole = found.figures.iter().find_map(|f| f.median(RAW[0].0));
+    look(bench, found, (name, &running), whole, Cause::OffloadMissing)
+}
+
+/// Runs the doctor at host A under load.
+fn look(
+    bench: &Bench<'_>,
+    found: &mut Experiment,
+    (name, running): (&str, &Running),
+    expected: Option<f64>,
+    right: Cause,
+) -> Result<()> {
     let host = &running.hosts.a;
+    let interface = running.device(host);
+    let right = [right];
     let looker = Looker {
-        expected: whole.map_or(1e3, |whole| whole.median),
-        right: &[Cause::OffloadMissing],
-        ..Looker::new(name, host, &host.device)
+        expected,
+        ..Looker::new(name, host, &interface, &right)
     };
-    let ends = tunnel.ends(&running.hosts);
-    let verdict =
-        looker.look_under(&LiveOptions::default(), &ends, bench.desk(), |_| Vec::new())?;
+    let verdict = looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)?;
     found.looks.push(verdict);
     Ok(())
 }
 
 /// Returns OpenVPN or Seikan with the cipher of this name.
-fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
+fn with_cipher(name: &str) -> Result<Arc<dyn Tunnel>> {
     if let Some((_, cipher)) = OWN.iter().find(|(own, _)| *own == name) {
         if name == OWN_NONE {
             return null::tunnel();
         }
         let tunnel = Seikan::new("native", 0).with_cipher(cipher);
         tunnel.availability().map_err(LabError::Setup)?;
-        return Ok(Box::new(tunnel));
+        return Ok(Arc::new(tunnel));
     }
     let environment = match name {
         NO_AES => vec![library::without_aes()],
@@ -775,17 +693,11 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
 }
 
 /// Returns OpenVPN with the cipher of this name, and variables of its environment at both ends.
-fn openvpn(name: &str, environment: [Vec<(String, String)>; 2]) -> Result<Box<dyn Tunnel>> {
-    let mut arguments: Vec<String> = ["--tun-mtu", "60000", "--mssfix", "0"]
-        .map(Into::into)
-        .to_vec();
+fn openvpn(name: &str, environment: [Vec<(String, String)>; 2]) -> Result<Arc<dyn Tunnel>> {
     let cipher = CIPHERS.iter().find(|cipher| cipher.0 == name);
-    arguments.extend(
-        cipher
-            .iter()
-            .flat_map(|cipher| cipher.1)
-            .map(|word| (*word).to_owned()),
-    );
+    let words = ["--tun-mtu", "60000", "--mssfix", "0"].iter();
+    let words = words.chain(cipher.iter().flat_map(|cipher| cipher.1));
+    let arguments: Vec<String> = words.map(|&word| word.to_owned()).collect();
     let changes = Changes {
         arguments: [arguments.clone(), arguments],
         environment,
@@ -796,6 +708,7 @@ fn openvpn(name: &str, environment: [Vec<(String, String)>; 2]) -> Result<Box<dy
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Doing;
     use crate::reproduce::{Claim, Source, testing};
 
     #[test]
@@ -813,12 +726,11 @@ mod tests {
         testing::short(Source::MtuCipher, |bench| {
             let (name, value) = library::without_aes();
             let tunnel = openvpn(CBC, [Vec::new(), vec![(name.clone(), value.clone())]])?;
-            let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
-            let (_, started) = running.parts();
+            let running = bench.start_over(&tunnel, bench.link(None))?;
             let variable = format!("{name}={value}");
-            for program in &started.processes.0 {
+            for program in &running.started.processes.0 {
                 let file = format!("/proc/{}/environ", program.pid());
-                let environment = std::fs::read(&file).map_err(LabError::io("read it"))?;
+                let environment = std::fs::read(&file).doing("read it")?;
                 let all = String::from_utf8_lossy(&environment).into_owned();
                 let masked = all.split('\0').any(|of| of == variable);
                 assert_eq!(masked, program.host() == "B", "{all}");
@@ -830,19 +742,11 @@ mod tests {
     #[test]
     fn the_order_of_the_source_is_a_chain_of_comparisons() {
         let names = [RAW[0].0, RAW[1].0, PLAIN[0].1, PLAIN[1].1, PLAIN[2].1];
-        let figures = Figures {
-            title: "t".into(),
-            unit: "Mbit/s".into(),
-            base: names[0].into(),
-            rows: (1..)
-                .zip(names)
-                .map(|(place, name)| Row {
-                    rounds: vec![Some(100.0 / f64::from(place))],
-                    ..Row::new(name, None)
-                })
-                .collect(),
-        };
-        let mut found = Found::default();
+        let rows = (1..)
+            .zip(names)
+            .map(|(place, name)| Row::new(name, None).with([Some(100.0 / f64::from(place))]));
+        let figures = Figures::new("t", "Mbit/s", rows);
+        let mut found = Experiment::default();
         order(&figures, &mut found);
         assert_eq!(found.claims.len(), 4);
         assert!(found.claims.iter().all(Claim::holds));

@@ -2,7 +2,7 @@
 //! in each of at least five rounds, which chance alone does in one of 16. Rounds are interleaved, so
 //! both rows of a round are close in time.
 
-use super::figures::{Claim, Row};
+use super::figures::{Claim, Row, cell};
 use super::{Figures, List};
 
 /// Two ciphers to compare, of which the first should be faster.
@@ -92,12 +92,7 @@ pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<L
                 name: name.to_owned(),
                 ..row.clone()
             };
-            let figures = Figures {
-                title: String::new(),
-                unit: String::new(),
-                base: String::new(),
-                rows: vec![named(more, pair.more), named(less, pair.less)],
-            };
+            let figures = Figures::new("", "", [named(more, pair.more), named(less, pair.less)]);
             let claim = figures.claim(pair.more, pair.less);
             let published = pair.published.or(claim.published);
             let setting = format!("MTU {mtu}, {setting}");
@@ -110,32 +105,27 @@ pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<L
 
 /// Table of all comparisons, most of which had so many rounds.
 pub(super) fn list(lines: &[Line], rounds: u32) -> List {
-    let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |v| format!("{v:.2}"));
     let rows = lines.iter().map(|line| {
         let spread = line.claim.spread();
         vec![
             line.name.clone(),
             line.setting.clone(),
-            number(line.published),
-            number(spread.map(|spread| spread.median)),
+            cell(line.published, 2),
+            cell(spread.map(|spread| spread.median), 2),
             spread.map_or_else(|| "–".to_owned(), |s| format!("{:.2}–{:.2}", s.min, s.max)),
             line.verdict().to_owned(),
         ]
     });
-    List {
-        title: format!("differences between ciphers, up to {rounds} rounds"),
-        columns: [
-            "ciphers",
-            "setting",
-            "published",
-            "here",
-            "range",
-            "above the noise",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        rows: rows.collect(),
-    }
+    let columns = [
+        "ciphers",
+        "setting",
+        "published",
+        "here",
+        "range",
+        "above the noise",
+    ];
+    let title = format!("differences between ciphers, up to {rounds} rounds");
+    List::new(title, &columns, rows)
 }
 
 #[cfg(test)]
@@ -143,16 +133,10 @@ mod tests {
     use super::*;
 
     fn column(title: &str, rounds: &[f64], published: Option<f64>) -> Figures {
-        let row = |mtu: &str, rounds: &[f64]| Row {
-            rounds: rounds.iter().copied().map(Some).collect(),
-            ..Row::new(mtu, published)
+        let row = |mtu: &str, rounds: &[f64]| {
+            Row::new(mtu, published).with(rounds.iter().copied().map(Some))
         };
-        Figures {
-            title: title.into(),
-            unit: String::new(),
-            base: String::new(),
-            rows: vec![row("9000", rounds), row("48000", &[])],
-        }
+        Figures::new(title, "", [row("9000", rounds), row("48000", &[])])
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! without one.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::error::{LabError, Result};
 use crate::tunnel::Tunnel;
@@ -19,13 +20,13 @@ pub(super) fn program() -> Option<PathBuf> {
 ///
 /// # Errors
 /// There is no such program, or it cannot run here.
-pub(super) fn tunnel() -> Result<Box<dyn Tunnel>> {
+pub(super) fn tunnel() -> Result<Arc<dyn Tunnel>> {
     let program = program().ok_or_else(|| LabError::Setup(missing()))?;
     let tunnel = Seikan::new("native", 0)
         .with_cipher("null")
         .with_program(program);
     tunnel.availability().map_err(LabError::Setup)?;
-    Ok(Box::new(tunnel))
+    Ok(Arc::new(tunnel))
 }
 
 /// Says that there is none.

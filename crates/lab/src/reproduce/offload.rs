@@ -13,16 +13,17 @@ use seikan_sys::netlink::diag::{Diag, TcpConnection};
 use seikan_sys::softirq;
 use seikan_ui::Progress;
 
+use super::figures::named;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, List, Row, plain, reordering, steering, titled};
+use super::steering::{TUNNEL, gateway};
+use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, reordering, steering, titled};
 use crate::bench::{Load, Measured};
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::gateway::site::Nic;
-use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
-use crate::host::Host;
+use crate::gateway::{self, GatewayOptions, GatewayReport, GatewayRound, behind};
 use crate::load::live;
+use crate::tunnel::Running;
 use crate::tunnel::middle::NAIVE_HOSTS;
-use crate::tunnel::{self, Running, inner_device};
 
 /// Rows of the comparison of gateways, as they are called here.
 const ROWS: [(&str, &str); 5] = [
@@ -35,8 +36,6 @@ const ROWS: [(&str, &str); 5] = [
 /// Position of the last one.
 const HOSTS: usize = 4;
 const NAIVE: &str = "naive-gro";
-/// The naive gateway as the doctor's subject.
-pub(super) const TUNNEL: &str = "naive";
 /// Approximate share of the whole time that the comparison of gateways takes.
 const COMPARED: f64 = 0.6;
 /// Interval of samples of a connection, and their duration as a multiple of a load.
@@ -54,44 +53,38 @@ const PUBLISHED_WINDOW: [(usize, f64); 2] = [(0, 2.57), (2, 266.0)];
 
 type Figure = fn(&Measured) -> Option<f64>;
 
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
-    let mut found = Found::default();
+pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let ((each, once), (again, also)) = (steering::STEPS, reordering::STEPS);
     let rounds = bench.options.rounds as usize;
     let steps = FOLLOWED_ROWS.len() + 1 + once + also + (each + again) * rounds;
     let all = steps as f64 / (1.0 - COMPARED);
     bench.steps = (0.0, all);
     for rate in bench.rates() {
-        let done = rows(bench, rate, &mut found);
-        found.note_failure(done)?;
+        found.attempt(|found| rows(bench, rate, found))?;
         bench.steps.0 += all * COMPARED / 2.0;
     }
-    for part in [
-        over_time,
-        diagnosis,
-        steering::steering,
-        steering::small_packets,
-        reordering::reordering,
-    ] {
-        let done = part(bench, &mut found);
-        found.note_failure(done)?;
-    }
-    Ok(found)
+    found.attempt_all(
+        bench,
+        &[
+            over_time,
+            diagnosis,
+            steering::steering,
+            steering::small_packets,
+            reordering::reordering,
+        ],
+    )
 }
 
 /// Measures every row over NICs of this rate.
-fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
+fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let report = compare(bench, rate)?;
+    let problem = |name: &str, reason: &str| format!("{name}: {reason}");
     for row in &report.rows {
-        let errors = row.errors.iter();
-        found
-            .problems
-            .extend(errors.map(|error| format!("{}: {error}", row.name)));
+        let errors = row.errors.iter().map(|error| problem(&row.name, error));
+        found.problems.extend(errors);
     }
-    let absent = report.absent.iter();
-    found
-        .problems
-        .extend(absent.map(|absent| format!("{}: {}", absent.name, absent.reason)));
+    let absent = report.absent.iter().map(|of| problem(&of.name, &of.reason));
+    found.problems.extend(absent);
     let figures = figures(&report, rate);
     let (outwards, inwards) = figures.split_at(OUTWARDS);
     let [out, udp, again, window] = outwards else {
@@ -110,9 +103,8 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
         window.claim(rps, naive),
     ]);
     if let [into, udp_in] = inwards {
-        found
-            .claims
-            .extend([into.claim(own, naive), udp_in.claim(own, rps)]);
+        let claims = [into.claim(own, naive), udp_in.claim(own, rps)];
+        found.claims.extend(claims);
     }
     found.figures.extend(figures);
     found.lists.push(counts(&report, rate));
@@ -138,27 +130,20 @@ fn counts(report: &GatewayReport, limit: Option<u64>) -> List {
         ];
         let cells = counts.map(|(end, count)| Some(end.get(count)?.as_u64()?.to_string()));
         let cells: Option<Vec<String>> = cells.into_iter().collect();
-        Some(std::iter::once((*name).to_owned()).chain(cells?).collect())
+        Some(named(*name, cells?))
     });
-    List {
-        title: titled(
-            "packets at both ends of the naive encapsulator, first round, all loads",
-            limit,
-        ),
-        columns: [
-            "",
-            "sent by the gateway",
-            "above 1500 bytes",
-            "largest, bytes",
-            "above 64 KiB",
-            "first fragments",
-            "fragments without header",
-            "taken by the remote",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        rows: rows.collect(),
-    }
+    let columns = [
+        "",
+        "sent by the gateway",
+        "above 1500 bytes",
+        "largest, bytes",
+        "above 64 KiB",
+        "first fragments",
+        "fragments without header",
+        "taken by the remote",
+    ];
+    let title = "packets at both ends of the naive encapsulator, first round, all loads";
+    List::new(titled(title, limit), &columns, rows)
 }
 
 /// Every row and load, in rounds, by the comparison of gateways.
@@ -172,9 +157,9 @@ fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
         congestion: bench.options.congestion,
         ..GatewayOptions::default()
     };
-    let (source, (done, all)) = (bench.source, bench.steps);
+    let (source, interrupt, (done, all)) = (bench.source, bench.interrupt, bench.steps);
     let progress = &mut *bench.progress;
-    gateway(&options, bench.interrupt, &mut |step| {
+    gateway::gateway(&options, interrupt, &mut |step| {
         progress(Progress {
             fraction: done / all + step.fraction * COMPARED / 2.0,
             step: format!("{source}: {}", step.step),
@@ -198,18 +183,13 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
         let rows = ROWS.iter().enumerate().map(|(index, (way, name))| {
             let published = there.iter().find(|(row, _)| *row == index);
             let rounds = report.row(way).map_or(&[][..], |row| &row.rounds);
-            Row {
+            let row = Row {
                 own: way.starts_with("seikan"),
-                rounds: rounds.iter().map(|r| of_round(r, load, figure)).collect(),
                 ..Row::new(*name, published.map(|(_, value)| *value))
-            }
+            };
+            row.with(rounds.iter().map(|r| of_round(r, load, figure)))
         });
-        Figures {
-            title: titled(title, limit),
-            unit: unit.to_owned(),
-            base: ROWS[0].1.to_owned(),
-            rows: rows.collect(),
-        }
+        Figures::new(titled(title, limit), unit, rows)
     };
     let megabits: Figure = |load| load.gbit_per_second().map(|rate| rate * 1e3);
     let again: Figure = |load| match load {
@@ -220,18 +200,12 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
         Measured::Tcp(report) => report.congestion_window.map(|bytes| bytes as f64 / 1e3),
         _ => None,
     };
-    let (rate, out) = ("Mbit/s", Load::Tcp1);
+    let (rate, out, udp) = ("Mbit/s", Load::Tcp1, Load::Udp);
     let again_title = "segments sent again, TCP out (fewer are better)";
     let window_title = "congestion window at the end, TCP out";
     let mut all = vec![
         quantity("TCP out of the device", rate, out, megabits, &PUBLISHED),
-        quantity(
-            "UDP out of the device",
-            rate,
-            Load::Udp,
-            megabits,
-            &PUBLISHED_UDP,
-        ),
+        quantity("UDP out of the device", rate, udp, megabits, &PUBLISHED_UDP),
         quantity(again_title, "a run", out, again, &PUBLISHED_AGAIN),
         quantity(window_title, "KB", out, window, &PUBLISHED_WINDOW),
     ];
@@ -272,7 +246,7 @@ struct Received {
 }
 
 /// Reads the state of a connection out of the device from the sender's kernel, over time.
-fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn over_time(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let mut trails = Vec::new();
     for name in FOLLOWED_ROWS {
         bench.step(format!("a connection over time: {name}"))?;
@@ -283,31 +257,19 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 Ok(())
             })?;
         } else {
-            let tunnel = plain(TUNNEL)?;
-            let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
-            let gateway = in_the_middle(&running)?;
-            let nic = inner_device(TUNNEL, gateway);
-            gateway.set_features(&nic, &[(Feature::Gro, name == FOLLOWED_ROWS[0])])?;
-            trail = follow(bench, &tunnel.ends(&running.hosts))?;
+            let mut running = naive(bench, name == FOLLOWED_ROWS[0])?;
+            trail = follow(bench, &running.ends())?;
             running.check_alive()?;
         }
         trails.push((name, trail));
     }
-    let picture = |name: &str, title: &str, y: &str, of: fn(&Trail) -> &Vec<[f64; 2]>| Curves {
-        name: format!("offload-{name}"),
-        title: title.to_owned(),
-        x: "seconds".to_owned(),
-        y: y.to_owned(),
-        logarithmic: [false, name != "sent-again"],
-        curves: trails
-            .iter()
-            .map(|(name, trail)| Curve {
-                name: (*name).to_owned(),
-                own: name.starts_with("Seikan"),
-                published: false,
-                points: of(trail).clone(),
-            })
-            .collect(),
+    let picture = |name: &str, title: &str, y: &str, of: fn(&Trail) -> &Vec<[f64; 2]>| {
+        let curves = trails.iter().map(|(name, trail)| Curve {
+            own: name.starts_with("Seikan"),
+            ..Curve::new(*name, of(trail).clone())
+        });
+        Curves::new(format!("offload-{name}"), title, ["seconds", y], curves)
+            .logarithmic([false, name != "sent-again"])
     };
     let window = "congestion window of a connection out of the device";
     let again = "segments that it has sent again";
@@ -330,40 +292,24 @@ fn softirqs(trails: &[(&str, Trail)]) -> List {
             seconds,
         } = trail.received;
         let per_second = |count: u64| format!("{:.0}", count as f64 / seconds.max(1e-9));
-        vec![
-            (*name).to_owned(),
-            per_second(packets),
-            per_second(runs),
-            format!("{:.1}", packets as f64 / runs.max(1) as f64),
-        ]
+        let of_each = format!("{:.1}", packets as f64 / runs.max(1) as f64);
+        named(*name, [per_second(packets), per_second(runs), of_each])
     });
-    List {
-        title: "receive softirqs of all hosts during one connection out of the device".to_owned(),
-        columns: [
-            "",
-            "packets per second",
-            "softirqs per second",
-            "packets a softirq",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        rows: rows.collect(),
-    }
+    let columns = [
+        "",
+        "packets per second",
+        "softirqs per second",
+        "packets a softirq",
+    ];
+    let title = "receive softirqs of all hosts during one connection out of the device";
+    List::new(title, &columns, rows)
 }
 
-/// Packets that all processors have received, and runs of the softirq. A merged packet counts as
-/// often as it has parts.
+/// Packets that all processors have received, and runs of the softirq.
 fn received() -> Result<[u64; 2]> {
-    let read =
-        |file: &str| std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")));
-    let softnet = read("/proc/net/softnet_stat")?;
-    // The first column, in hexadecimal (Documentation/networking/scaling.rst, net-procfs.c).
-    let packets = softnet.lines().filter_map(|line| {
-        let first = line.split_whitespace().next()?;
-        u64::from_str_radix(first, 16).ok()
-    });
-    let runs = softirq::net_rx().map_err(LabError::io("read /proc/softirqs"))?;
-    Ok([packets.sum(), runs.iter().map(|of| of.runs).sum()])
+    let packets = steering::received()?.into_iter().sum();
+    let runs = softirq::net_rx().doing("read /proc/softirqs")?;
+    Ok([packets, runs.iter().map(|of| of.runs).sum()])
 }
 
 /// Follows a connection from its beginning.
@@ -411,28 +357,25 @@ fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
     })
 }
 
-/// The gateway.
-pub(super) fn in_the_middle(running: &Running) -> Result<&Host> {
-    let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
-    running.hosts.middle.as_ref().ok_or_else(none)
+/// Starts the naive gateway, with receive offload or without.
+fn naive(bench: &Bench<'_>, gro: bool) -> Result<Running> {
+    let running = bench.start(TUNNEL, None)?;
+    let (gateway, nic) = gateway(&running)?;
+    gateway.set_features(&nic, &[(Feature::Gro, gro)])?;
+    Ok(running)
 }
 
 /// Diagnoses the naive gateway with GRO on.
-fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
-    let tunnel = plain(TUNNEL)?;
-    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
-    let gateway = in_the_middle(&running)?;
-    let nic = inner_device(TUNNEL, gateway);
-    gateway.set_features(&nic, &[(Feature::Gro, true)])?;
-    let good = found.figures[0].rows[1].spread();
+    let running = naive(bench, true)?;
+    let (gateway, nic) = gateway(&running)?;
     let looker = Looker {
-        expected: good.map_or(1e3, |good| good.median),
-        right: &[Cause::GroBreaksEncapsulation],
-        ..Looker::new(ROWS[0].1, gateway, &nic)
+        expected: found.figures[0].rows[1].median(),
+        facts,
+        ..Looker::new(ROWS[0].1, gateway, &nic, &[Cause::GroBreaksEncapsulation])
     };
-    let ends = tunnel.ends(&running.hosts);
-    let verdict = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
+    let verdict = looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)?;
     found.looks.push(verdict);
     Ok(())
 }

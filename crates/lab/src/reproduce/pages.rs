@@ -2,17 +2,17 @@
 //! repeatedly, over eight connections that are kept.
 
 use std::io::Read;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use seikan_load::Ends;
-use seikan_ui::Interrupt;
 
-use super::ReproduceOptions;
-use crate::error::{LabError, Result};
+use super::{Bench, ReproduceOptions};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
-use crate::process::Process;
+use crate::process::{Killed, Process, wait_for};
 use crate::tunnel::Started;
 
 /// The web server's port, and its page.
@@ -31,66 +31,41 @@ pub(super) fn page_seconds(options: &ReproduceOptions) -> u32 {
     options.seconds.ceil().max(1.0) as u32
 }
 
-/// Requests pages from the web server for so many seconds at most, and stops it; returns the rate
-/// in KB/s, as `ab` prints it.
+/// Requests pages from the web server for the time of a load at most, and stops it; returns the
+/// rate in KB/s, as `ab` prints it.
 pub(super) fn request_repeatedly(
+    bench: &Bench<'_>,
     ends: &Ends<'_>,
     server: Process,
-    seconds: u32,
-    interrupt: &Interrupt,
 ) -> Result<f64> {
+    let (interrupt, seconds) = (bench.interrupt, page_seconds(bench.options));
     let mut started = Started::default();
     started.processes.0.push(server);
-    wait_for(ends, &mut started, interrupt).map_err(|error| started.explain(error))?;
+    let to = std::net::SocketAddr::new(ends.target, PORT);
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_millis(200));
+    wait_for("the web server", SERVER_PATIENCE, interrupt, || {
+        started.check_alive()?;
+        Ok(ends.client.run(connect)?.ok())
+    })
+    .map_err(|error| started.explain(error))?;
     let program = program("ab", "apache2-utils")?;
     let mut command = Command::new(program);
     command
-        .args([
-            "-k",
-            "-q",
-            "-c",
-            &CONNECTIONS.to_string(),
-            // Takes away the limit of requests, so that comes after it.
-            "-t",
-            &seconds.to_string(),
-            "-n",
-            &REQUESTS.to_string(),
-        ])
+        .args(["-k", "-q", "-c", &CONNECTIONS.to_string()])
+        // Takes away the limit of requests, so that comes after it.
+        .args(["-t", &seconds.to_string()])
+        .args(["-n", &REQUESTS.to_string()])
         .arg(format!("http://{}:{PORT}/{PAGE}", ends.target))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut child = ends
-        .client
-        .spawn_command(&mut command)
-        .map_err(LabError::io("start `ab`"))?;
-    let start = Instant::now();
+    let child = ends.client.spawn_command(&mut command);
+    let mut child = Killed(child.doing("start `ab`")?);
     let allowed = PATIENCE + Duration::from_secs(seconds.into());
-    let status = loop {
-        if let Some(status) = child.try_wait().map_err(LabError::io("wait for `ab`"))? {
-            break status;
-        }
-        let patience = if start.elapsed() < allowed {
-            interrupt
-                .sleep(Duration::from_millis(20))
-                .map_err(LabError::from)
-        } else {
-            Err(LabError::Timeout {
-                event: "`ab`".to_owned(),
-                seconds: allowed.as_secs_f64(),
-            })
-        };
-        if let Err(error) = patience {
-            // Fails only when it has ended already.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
-    };
+    let status = child.wait("`ab`", allowed, interrupt)?;
     let mut said = String::new();
-    if let Some(mut out) = child.stdout.take() {
-        out.read_to_string(&mut said)
-            .map_err(LabError::io("read what `ab` says"))?;
+    if let Some(mut out) = child.0.stdout.take() {
+        out.read_to_string(&mut said).doing("read what `ab` says")?;
     }
     transfer_rate(&said)
         .filter(|_| status.success())
@@ -121,7 +96,7 @@ pub(super) fn web_server(host: &Host, dir: &Path) -> Result<Process> {
         .collect();
     let write = |name: &str, bytes: &[u8]| {
         let file = dir.join(name);
-        std::fs::write(&file, bytes).map_err(LabError::io(format!("write {}", file.display())))
+        std::fs::write(&file, bytes).doing(format!("write {}", file.display()))
     };
     write(PAGE, &page)?;
     let here = dir.display();
@@ -135,35 +110,10 @@ pub(super) fn web_server(host: &Host, dir: &Path) -> Result<Process> {
     );
     write("nginx.conf", config.as_bytes())?;
     let mut command = Command::new(program);
-    command
-        .arg("-p")
-        .arg(dir)
-        .arg("-e")
-        .arg(dir.join("error.log"))
-        .arg("-c")
-        .arg(dir.join("nginx.conf"));
+    let [error_log, config] = ["error.log", "nginx.conf"].map(|name| dir.join(name));
+    command.arg("-p").arg(dir);
+    command.arg("-e").arg(error_log).arg("-c").arg(config);
     Process::start(host, "nginx", command, dir)
-}
-
-/// Until it takes connections.
-fn wait_for(ends: &Ends<'_>, started: &mut Started, interrupt: &Interrupt) -> Result<()> {
-    let start = Instant::now();
-    let to = std::net::SocketAddr::new(ends.target, PORT);
-    while ends
-        .client
-        .run(|| std::net::TcpStream::connect_timeout(&to, Duration::from_millis(200)))?
-        .is_err()
-    {
-        started.check_alive()?;
-        if start.elapsed() > SERVER_PATIENCE {
-            return Err(LabError::Timeout {
-                event: "the web server".to_owned(),
-                seconds: SERVER_PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(Duration::from_millis(20))?;
-    }
-    Ok(())
 }
 
 fn program(name: &str, package: &str) -> Result<PathBuf> {

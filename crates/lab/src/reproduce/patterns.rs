@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use seikan_diagnose::Cause;
 use seikan_observe::profile::Share;
 
+use super::figures::{cell, named};
 use super::guests::{Network, Switch, UPLINK};
 use super::look::{LOOK, Looker};
 use super::profile::{PATTERNS, Pattern};
 use super::tracepoints::Counted;
-use super::{Bars, Bench, Found, List, Part, titled};
+use super::{Bars, Bench, Experiment, List, Part, titled};
 use crate::error::Result;
 
 /// Functions of a profile that are listed for each pattern.
@@ -42,17 +43,13 @@ pub(super) const STEPS: usize = PATTERNS.len();
 pub(super) fn functions(
     bench: &mut Bench<'_>,
     (switch, limit): (Switch, Option<u64>),
-    found: &mut Found,
+    found: &mut Experiment,
 ) -> Result<()> {
     let mut times: Vec<(String, Vec<Share>)> = Vec::new();
     let mut calls: Vec<(String, Calls)> = Vec::new();
-    let good = found
-        .figures
-        .iter()
-        .find(|f| f.title == format!("throughput, {switch}"));
-    let expected = good
-        .and_then(|f| f.rows[0].spread())
-        .map_or(1e3, |s| s.median);
+    let title = format!("throughput, {switch}");
+    let good = found.figures.iter().find(|figures| figures.title == title);
+    let expected = good.and_then(|figures| figures.rows[0].median());
     let last = PATTERNS[PATTERNS.len() - 1].name;
     for pattern in PATTERNS {
         let Pattern { name, .. } = pattern;
@@ -62,20 +59,17 @@ pub(super) fn functions(
         let of = format!("{switch}, {name}");
         let looker = Looker {
             expected,
-            right: &[Cause::CpuContention],
             // Functions are sampled quickly; a verdict needs the usual time.
             seconds: if name == last { LOOK } else { LOOK / 2.0 },
-            ..Looker::new(&of, &network.switch, UPLINK)
+            ..Looker::new(&of, &network.switch, UPLINK, &[Cause::CpuContention])
         };
         let ((look, recording), counted) = network.sending(pattern.senders, bench, |arrived| {
             // One after the other, as in the source: both are a load.
             let counted = count(bench, arrived);
-            Ok((looker.look(bench.desk())?, counted))
+            Ok((looker.look(bench.desk)?, counted))
         })?;
-        match counted {
-            Ok(counted) => calls.push((name.to_owned(), counted)),
-            Err(error) => found.note_failure(Err(error))?,
-        }
+        let counted = found.unless_failed("calls of functions", counted)?;
+        calls.extend(counted.map(|counted| (name.to_owned(), counted)));
         let Some(recording) = recording else {
             found.problems.extend(look.problem);
             continue;
@@ -101,18 +95,11 @@ fn count(bench: &Bench<'_>, arrived: &dyn Fn() -> Vec<u64>) -> Result<Calls> {
     let time = Duration::from_secs_f64(bench.options.seconds * COUNTED);
     bench.interrupt.sleep(time)?;
     let (after, seconds) = (counted.read()?, begin.elapsed().as_secs_f64());
-    let grown = before
-        .iter()
-        .zip(after)
-        .map(|(before, after)| after - before);
+    let grown = before.iter().zip(after);
+    let rates = grown.map(|(before, after)| (after - before) as f64 / seconds);
     Ok(Calls {
         throughput: (arrived() - bytes) as f64 * 8.0 / 1e6 / seconds,
-        rates: counted
-            .names()
-            .iter()
-            .cloned()
-            .zip(grown.map(|calls| calls as f64 / seconds))
-            .collect(),
+        rates: counted.names().iter().cloned().zip(rates).collect(),
     })
 }
 
@@ -137,29 +124,28 @@ fn largest(times: &[(String, Vec<Share>)]) -> Vec<String> {
 }
 
 /// The source's figure of processor time by pattern: the largest functions and the rest.
-fn processor_time((switch, of): (Switch, &str), times: &[(String, Vec<Share>)], found: &mut Found) {
+fn processor_time(
+    (switch, of): (Switch, &str),
+    times: &[(String, Vec<Share>)],
+    found: &mut Experiment,
+) {
     let names = largest(times);
     let sums: Vec<f64> = times
         .iter()
         .map(|(_, shares)| names.iter().filter_map(|name| share(shares, name)).sum())
         .collect();
+    let shares_of = |name: &str| -> Vec<Option<f64>> {
+        times
+            .iter()
+            .map(|(_, shares)| share(shares, name))
+            .collect()
+    };
     let mut parts: Vec<Part> = names
         .iter()
-        .map(|name| Part {
-            name: name.clone(),
-            values: times
-                .iter()
-                .map(|(_, shares)| share(shares, name))
-                .collect(),
-        })
+        .map(|name| Part::new(name, shares_of(name)))
         .collect();
-    parts.push(Part {
-        name: "all others".to_owned(),
-        values: sums
-            .iter()
-            .map(|sum| Some((100.0 - sum).max(0.0)))
-            .collect(),
-    });
+    let others = sums.iter().map(|sum| Some((100.0 - sum).max(0.0)));
+    parts.push(Part::new("all others", others));
     let patterns: Vec<String> = times.iter().map(|(name, _)| name.clone()).collect();
     found.bars.push(Bars {
         name: format!("profile-functions-{}", switch.slug()),
@@ -178,26 +164,23 @@ fn processor_time((switch, of): (Switch, &str), times: &[(String, Vec<Share>)], 
         ));
     }
     let mut listed = names;
-    for share in times
+    let more = times
         .iter()
-        .flat_map(|(_, shares)| shares.iter().take(LISTED))
-    {
+        .flat_map(|(_, shares)| shares.iter().take(LISTED));
+    for share in more {
         if !listed.contains(&share.symbol) {
             listed.push(share.symbol.clone());
         }
     }
-    let mut rows: Vec<Vec<String>> = listed
-        .into_iter()
-        .map(|name| {
-            let of = times
-                .iter()
-                .map(|(_, shares)| cell(share(shares, &name), 1));
-            std::iter::once(name.clone()).chain(of).collect()
-        })
-        .collect();
+    let row = |name: &String| {
+        named(
+            name,
+            shares_of(name).into_iter().map(|share| cell(share, 1)),
+        )
+    };
+    let mut rows: Vec<Vec<String>> = listed.iter().map(row).collect();
     let together = sums.iter().map(|sum| format!("{sum:.1}"));
-    let sum = format!("the first {LARGEST} together");
-    rows.push(std::iter::once(sum).chain(together).collect());
+    rows.push(named(format!("the first {LARGEST} together"), together));
     found.lists.push(List {
         title: format!("processor time by function, {of}, % of the busy time"),
         columns: headings("function", &patterns),
@@ -207,7 +190,7 @@ fn processor_time((switch, of): (Switch, &str), times: &[(String, Vec<Share>)], 
 
 /// The source's figure of calls by pattern. Each is drawn as a share of its number in the first
 /// pattern, beside the throughput.
-fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &mut Found) {
+fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &mut Experiment) {
     let Some((_, first)) = calls.first() else {
         return;
     };
@@ -216,13 +199,11 @@ fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &m
     let mut all: Vec<(String, Vec<Option<f64>>)> =
         vec![(THROUGHPUT.to_owned(), throughput.collect())];
     for (name, _) in &first.rates {
-        let rate = |of: &Calls| {
-            of.rates
-                .iter()
-                .find(|(other, _)| other == name)
-                .map(|r| r.1)
+        let rate = |(_, of): &(String, Calls)| {
+            let mut rates = of.rates.iter();
+            rates.find(|(other, _)| other == name).map(|rate| rate.1)
         };
-        all.push((name.clone(), calls.iter().map(|(_, of)| rate(of)).collect()));
+        all.push((name.clone(), calls.iter().map(rate).collect()));
     }
     let relative = |values: &[Option<f64>]| -> Vec<Option<f64>> {
         let base = values[0].filter(|base| *base > 0.0);
@@ -236,15 +217,12 @@ fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &m
         groups: patterns.clone(),
         parts: all
             .iter()
-            .map(|(name, values)| Part {
-                name: name.clone(),
-                values: relative(values),
-            })
+            .map(|(name, values)| Part::new(name, relative(values)))
             .collect(),
         stacked: false,
     });
     let transmit = all.iter().find(|(name, _)| name.contains(TRANSMIT));
-    for (name, values) in std::iter::once(&all[0]).chain(transmit) {
+    for (name, values) in all[..1].iter().chain(transmit) {
         let words: Vec<String> = relative(values)
             .iter()
             .zip(&patterns)
@@ -263,9 +241,7 @@ fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &m
     let rows = all.iter().map(|(name, values)| {
         let unit = if name == THROUGHPUT { ", Mbit/s" } else { "" };
         let cells = values.iter().map(|value| cell(*value, 0));
-        std::iter::once(format!("{name}{unit}"))
-            .chain(cells)
-            .collect()
+        named(format!("{name}{unit}"), cells)
     });
     found.lists.push(List {
         title: format!("calls per second by function, whole machine, {of}"),
@@ -275,12 +251,7 @@ fn call_rates((switch, of): (Switch, &str), calls: &[(String, Calls)], found: &m
 }
 
 fn headings(first: &str, patterns: &[String]) -> Vec<String> {
-    let patterns = patterns.iter().map(|name| format!("pattern {name}"));
-    std::iter::once(first.to_owned()).chain(patterns).collect()
-}
-
-fn cell(value: Option<f64>, decimals: usize) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
+    named(first, patterns.iter().map(|name| format!("pattern {name}")))
 }
 
 #[cfg(test)]
@@ -309,7 +280,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_pattern_add_up_to_the_whole() {
-        let mut found = Found::default();
+        let mut found = Experiment::default();
         processor_time((Switch::Bridge, "b"), &times(), &mut found);
         let bars = &found.bars[0];
         for group in 0..2 {
@@ -330,7 +301,7 @@ mod tests {
             rates: vec![("f (net_dev_start_xmit)".into(), rate)],
             throughput,
         };
-        let mut found = Found::default();
+        let mut found = Experiment::default();
         let all = [
             ("A".into(), calls(50.0, 200.0)),
             ("D".into(), calls(25.0, 80.0)),

@@ -13,13 +13,13 @@ use seikan_load::join;
 use seikan_load::stats::{Spread, percentile};
 
 use super::counters::growing;
-use super::figures::interleaved;
+use super::figures::{cell, named};
 use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::limit;
 use super::look::Looker;
 use super::patterns::{self, functions};
 use super::tracepoints::Counted;
-use super::{Bench, Curve, Curves, Figures, Found, List, Row, titled};
+use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, titled};
 use crate::capture::Capture;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
@@ -66,14 +66,12 @@ const SHOWN: usize = 1;
 /// Interval of the throughput, as in the source.
 pub(super) const BIN: f64 = 0.5;
 
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let rounds = bench.options.rounds as usize;
     let rows = 3 * PATTERNS.len() + RECORDERS.len() + limit::STEPS;
     bench.expect(rows * rounds + 2 * patterns::STEPS + 1);
-    let mut found = Found::default();
     let rate = bench.source.rate();
-    let done = limit::check(bench, rate, &mut found);
-    found.note_failure(done)?;
+    found.attempt(|found| limit::check(bench, rate, found))?;
     // Open vSwitch in user space is slower than that limit.
     let setups = [
         (Switch::Bridge, None),
@@ -81,17 +79,12 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         (Switch::OpenVSwitch, None),
     ];
     for (switch, limit) in setups {
-        patterns(bench, switch, limit, &mut found)?;
+        patterns(bench, switch, limit, found)?;
     }
     for setup in &setups[1..] {
-        let done = functions(bench, *setup, &mut found);
-        found.note_failure(done)?;
+        found.attempt(|found| functions(bench, *setup, found))?;
     }
-    for part in [costs, growing] {
-        let done = part(bench, &mut found);
-        found.note_failure(done)?;
-    }
-    Ok(found)
+    found.attempt_all(bench, &[costs, growing])
 }
 
 /// Of one pattern in one round: Mbit/s of each guest in every interval, and [`least_share`].
@@ -128,11 +121,8 @@ fn measure(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) ->
         // A sampler is late on a busy machine.
         let seconds = end.duration_since(begin).as_secs_f64();
         let grown = now.iter().zip(&before).map(|(now, before)| now - before);
-        rates.push(
-            grown
-                .map(|bytes| bytes as f64 * 8.0 / 1e6 / seconds)
-                .collect(),
-        );
+        let megabits = grown.map(|bytes| bytes as f64 * 8.0 / 1e6 / seconds);
+        rates.push(megabits.collect());
         (before, begin) = (now, end);
     }
     let all = before.iter().zip(&first).map(|(last, first)| last - first);
@@ -152,50 +142,34 @@ fn patterns(
     bench: &mut Bench<'_>,
     switch: Switch,
     limit: Option<u64>,
-    found: &mut Found,
+    found: &mut Experiment,
 ) -> Result<()> {
-    let names = PATTERNS.map(|pattern| pattern.name);
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let known = PATTERNS.into_iter().find(|pattern| pattern.name == name);
-        let pattern = known.unwrap_or(PATTERNS[0]);
-        let network = Network::create(switch, limit, bench)?;
-        let _hogs = network.spinning(pattern.hogs)?;
-        network.sending(pattern.senders, bench, |arrived| {
-            measure(bench, bench.time(), arrived)
-        })
-    })?;
-    let figures =
-        |title: String, unit: &str, published: bool, of: fn(&Measured) -> Option<f64>| Figures {
-            title: titled(&title, limit),
-            unit: unit.to_owned(),
-            base: PATTERNS[0].label(),
-            rows: PATTERNS
-                .into_iter()
-                .zip(&measured)
-                .map(|(pattern, rounds)| Row {
-                    rounds: rounds.iter().map(|round| of(round.as_ref()?)).collect(),
-                    ..Row::new(pattern.label(), pattern.published.filter(|_| published))
-                })
-                .collect(),
-        };
-    let throughput = figures(format!("throughput, {switch}"), "Mbit/s", true, |round| {
-        at(&round.sums(), 0.5)
-    });
-    let swing = figures(
-        format!("swing, {switch}"),
-        "of the median",
-        false,
-        |round| {
-            let sums = round.sums();
-            Some((at(&sums, 0.95)? - at(&sums, 0.05)?) / at(&sums, 0.5)?)
+    let measured = bench.rounds(
+        &PATTERNS,
+        |of| of.name,
+        found,
+        |bench, pattern| {
+            let network = Network::create(switch, limit, bench)?;
+            let _hogs = network.spinning(pattern.hogs)?;
+            network.sending(pattern.senders, bench, |arrived| {
+                measure(bench, bench.time(), arrived)
+            })
         },
-    );
-    let fairness = figures(
-        format!("the slowest guest, {switch}"),
-        "of an equal share",
-        false,
-        |round| round.least,
-    );
+    )?;
+    let figures = |title: &str, unit: &str, of: fn(&Measured) -> Option<f64>| {
+        let published = title == "throughput";
+        let row = |of: &Pattern| Row::new(of.label(), of.published.filter(|_| published));
+        let title = titled(&format!("{title}, {switch}"), limit);
+        Figures::new(title, unit, measured.rows(row, of))
+    };
+    let throughput = figures("throughput", "Mbit/s", |round| at(&round.sums(), 0.5));
+    let swing = figures("swing", "of the median", |round| {
+        let sums = round.sums();
+        Some((at(&sums, 0.95)? - at(&sums, 0.05)?) / at(&sums, 0.5)?)
+    });
+    let fairness = figures("the slowest guest", "of an equal share", |round| {
+        round.least
+    });
     let [a, _, _, d, _, f] = PATTERNS.map(Pattern::label);
     if limit.is_none() {
         found.claims.push(throughput.claim(&a, &d));
@@ -203,11 +177,12 @@ fn patterns(
     found.claims.push(throughput.claim(&d, &f));
     found.claims.push(swing.claim(&f, &a));
     found.figures.extend([throughput, swing, fairness]);
-    found.lists.push(each_guest((switch, limit), &measured));
+    let (setup, measured) = ((switch, limit), &measured.results);
+    found.lists.push(each_guest(setup, measured));
+    let curves = over_time(setup, &measured[SHOWN]).into_iter();
     found
         .curves
-        .extend(over_time((switch, limit), &measured[SHOWN]));
-    found.curves.push(distribution((switch, limit), &measured));
+        .extend(curves.chain([distribution(setup, measured)]));
     Ok(())
 }
 
@@ -223,16 +198,13 @@ fn each_guest((switch, limit): (Switch, Option<u64>), measured: &[Vec<Option<Mea
         let means: Vec<Vec<f64>> = rounds.iter().flatten().map(Measured::means).collect();
         let cells = (0..GUESTS.len()).map(|guest| {
             let values: Vec<f64> = means.iter().filter_map(|m| m.get(guest).copied()).collect();
-            Spread::of(&values).map_or_else(|| "–".to_owned(), |s| format!("{:.0}", s.median))
+            cell(Spread::of(&values).map(|spread| spread.median), 0)
         });
-        std::iter::once(pattern.label()).chain(cells).collect()
+        named(pattern.label(), cells)
     });
-    let guests = GUESTS.map(str::to_owned).into_iter();
     List {
         title: titled(&format!("Mbit/s of each guest, {switch}"), limit),
-        columns: std::iter::once("pattern".to_owned())
-            .chain(guests)
-            .collect(),
+        columns: named("pattern", GUESTS.map(str::to_owned)),
         rows: rows.collect(),
     }
 }
@@ -245,26 +217,18 @@ fn over_time(
 ) -> Option<Curves> {
     let measured = rounds.iter().flatten().next()?;
     let guests = measured.rates.first()?.len();
-    let curves = (0..guests).map(|guest| Curve {
-        name: GUESTS[guest].to_owned(),
-        own: false,
-        published: false,
-        points: measured
-            .rates
-            .iter()
-            .enumerate()
-            .map(|(bin, rates)| [(bin + 1) as f64 * BIN, rates[guest]])
-            .collect(),
+    let curves = (0..guests).map(|guest| {
+        let points = measured.rates.iter().enumerate();
+        let points = points.map(|(bin, rates)| [(bin + 1) as f64 * BIN, rates[guest]]);
+        Curve::new(GUESTS[guest], points)
     });
-    let name = PATTERNS[SHOWN].name;
-    Some(Curves {
-        name: picture("guests", (switch, limit)),
-        title: titled(&format!("each guest of pattern {name}, {switch}"), limit),
-        x: "seconds".to_owned(),
-        y: "Mbit/s".to_owned(),
-        logarithmic: [false, false],
-        curves: curves.collect(),
-    })
+    let title = format!("each guest of pattern {}, {switch}", PATTERNS[SHOWN].name);
+    Some(Curves::new(
+        picture("guests", (switch, limit)),
+        titled(&title, limit),
+        ["seconds", "Mbit/s"],
+        curves,
+    ))
 }
 
 /// The source's figure of distributions: of all intervals of all rounds, the share with so much or
@@ -275,24 +239,15 @@ fn distribution(
 ) -> Curves {
     let curves = PATTERNS.into_iter().zip(measured).map(|(pattern, rounds)| {
         let rates = rounds.iter().flatten().flat_map(Measured::sums);
-        Curve {
-            name: pattern.label(),
-            own: false,
-            published: false,
-            points: steps(rates.collect()),
-        }
+        Curve::new(pattern.label(), steps(rates.collect()))
     });
-    Curves {
-        name: picture("distribution", (switch, limit)),
-        title: titled(
-            &format!("share of half seconds with so much or less, {switch}"),
-            limit,
-        ),
-        x: "Mbit/s".to_owned(),
-        y: "%".to_owned(),
-        logarithmic: [false, false],
-        curves: curves.collect(),
-    }
+    let title = format!("share of half seconds with so much or less, {switch}");
+    Curves::new(
+        picture("distribution", (switch, limit)),
+        titled(&title, limit),
+        ["Mbit/s", "%"],
+        curves,
+    )
 }
 
 /// The steps of a cumulative distribution, in percent: two points for each value.
@@ -334,60 +289,61 @@ const RECORDERS: [(&str, Recorder); 6] = [
 ];
 
 /// Measures the cost of recording for two guests that send through Open vSwitch.
-fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let names = RECORDERS.map(|(name, _)| name);
+fn costs(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let network = Network::create(Switch::OpenVSwitch, None, bench)?;
     let mut captured = Vec::new();
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let recorder = RECORDERS.iter().find(|(of, _)| *of == name);
-        let recorder = recorder.map_or(Recorder::Nothing, |(_, recorder)| *recorder);
-        network.sending(2, bench, |arrived| {
-            let arrived = || arrived().iter().sum::<u64>();
-            let dir = private_directory()?;
-            let _counted = match recorder {
-                Recorder::Calls => Some(Counted::functions()?),
-                _ => None,
-            };
-            let capture = match recorder {
-                Recorder::Capture => {
-                    let file = dir.path().join("uplink.pcap");
-                    Some(Capture::start(&network.switch, UPLINK, &file)?)
-                }
-                _ => None,
-            };
-            let rate = std::thread::scope(|scope| {
-                let level = match recorder {
-                    Recorder::Doctor(level) => Some(level),
+    let measured = bench.rounds(
+        &RECORDERS,
+        |of| of.0,
+        found,
+        |bench, (name, recorder)| {
+            network.sending(2, bench, |arrived| {
+                let arrived = || arrived().iter().sum::<u64>();
+                let dir = private_directory()?;
+                let _counted = match recorder {
+                    Recorder::Calls => Some(Counted::functions()?),
                     _ => None,
                 };
-                let looker = Looker {
-                    level,
-                    // The doctor looks for whole seconds, and not for less.
-                    seconds: bench.options.seconds.ceil().max(2.0),
-                    ..Looker::new(name, &network.switch, UPLINK)
-                };
-                let desk = bench.desk();
-                let looking = level.map(|_| scope.spawn(move || looker.look(desk)));
-                // Writing and reading after the measurement do not count.
-                let (before, begin) = (arrived(), Instant::now());
-                let slept = bench
-                    .interrupt
-                    .sleep(Duration::from_secs_f64(looker.seconds));
-                let bits = (arrived() - before) as f64 * 8.0;
-                let seconds = begin.elapsed().as_secs_f64();
-                if let Some(looking) = looking {
-                    let (look, _) = join(looking)??;
-                    if let Some(problem) = look.problem {
-                        return Err(LabError::Setup(problem));
+                let capture = match recorder {
+                    Recorder::Capture => {
+                        let file = dir.path().join("uplink.pcap");
+                        Some(Capture::start(&network.switch, UPLINK, &file)?)
                     }
-                }
-                slept?;
-                Ok(bits / 1e6 / seconds)
-            })?;
-            captured.extend(capture.map(Capture::finish).transpose()?);
-            Ok(rate)
-        })
-    })?;
+                    _ => None,
+                };
+                let rate = std::thread::scope(|scope| {
+                    let level = match recorder {
+                        Recorder::Doctor(level) => Some(*level),
+                        _ => None,
+                    };
+                    let looker = Looker {
+                        level,
+                        // The doctor looks for whole seconds, and not for less.
+                        seconds: bench.options.seconds.ceil().max(2.0),
+                        ..Looker::new(name, &network.switch, UPLINK, &[])
+                    };
+                    let desk = bench.desk;
+                    let looking = level.map(|_| scope.spawn(move || looker.look(desk)));
+                    // Writing and reading after the measurement do not count.
+                    let (before, begin) = (arrived(), Instant::now());
+                    let time = Duration::from_secs_f64(looker.seconds);
+                    let slept = bench.interrupt.sleep(time);
+                    let bits = (arrived() - before) as f64 * 8.0;
+                    let seconds = begin.elapsed().as_secs_f64();
+                    if let Some(looking) = looking {
+                        let (look, _) = join(looking)??;
+                        if let Some(problem) = look.problem {
+                            return Err(LabError::Setup(problem));
+                        }
+                    }
+                    slept?;
+                    Ok(bits / 1e6 / seconds)
+                })?;
+                captured.extend(capture.map(Capture::finish).transpose()?);
+                Ok(rate)
+            })
+        },
+    )?;
     found.notes.extend(captured.iter().map(|captured| {
         let kept = captured.packets.len() as u64;
         let all = kept + captured.lost;
@@ -397,19 +353,9 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             100.0 * captured.lost as f64 / all.max(1) as f64
         )
     }));
-    found.figures.push(Figures {
-        title: "throughput while it is recorded, Open vSwitch".to_owned(),
-        unit: "Mbit/s".to_owned(),
-        base: names[0].to_owned(),
-        rows: names
-            .into_iter()
-            .zip(measured)
-            .map(|(name, rounds)| Row {
-                rounds,
-                ..Row::new(name, None)
-            })
-            .collect(),
-    });
+    let rows = measured.rows(|(name, _)| Row::new(*name, None), |rate| Some(*rate));
+    let title = "throughput while it is recorded, Open vSwitch";
+    found.figures.push(Figures::new(title, "Mbit/s", rows));
     Ok(())
 }
 

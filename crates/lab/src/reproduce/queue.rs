@@ -5,23 +5,20 @@
 //! then it is swept, too short to far too long, with the latency that the load has meanwhile. The
 //! doctor looks at the short queue while the packets of the same connection are captured.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use seikan_diagnose::{Cause, Recording};
-use seikan_load::stats::Spread;
 use seikan_load::{LiveOptions, TcpOptions, loaded_latency, paced, tcp_bulk};
 use seikan_observe::metric;
 
-use super::figures::interleaved;
 use super::functions::traced;
 use super::look::{Looker, file_stem};
 use super::segments::Connection;
-use super::{Bench, Claim, Curve, Curves, Figures, Found, List, Row, plain, set_link, titled};
+use super::{Bench, Claim, Curve, Curves, Experiment, Figures, List, Row, plain, set_link, titled};
 use crate::capture::{Capture, Captured};
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
-use crate::tunnel::{self, Running, inner_device};
+use crate::error::Result;
+use crate::tunnel::Running;
 
 /// The queue that the driver had, and the one it got, in packets.
 const SHORT: u32 = 3;
@@ -71,62 +68,49 @@ const FIRST: usize = 12;
 /// A datagram of the flow that waits for answers is sent so often.
 const PACE: Duration = Duration::from_millis(10);
 
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
+pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let rounds = bench.options.rounds as usize;
     bench.expect(2 * ROWS.len() * rounds + 2 * SWEEP.len() + LOOKS.len() + 2);
-    let mut found = Found::default();
     for name in [TAP, "openvpn", "seikan-native"] {
         plain(name)?;
     }
     for rate in bench.rates() {
-        rows(bench, rate, &mut found)?;
+        rows(bench, rate, found)?;
     }
-    for part in [sweep, diagnosis, packets, functions] {
-        let done = part(bench, &mut found);
-        found.note_failure(done)?;
-    }
-    Ok(found)
+    found.attempt_all(bench, &[sweep, diagnosis, packets, functions])
 }
 
 /// Measures throughput and retransmissions over a link of this rate.
-fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
-    let names = ROWS.map(|(name, ..)| name);
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let (_, way, _) = ROWS
-            .into_iter()
-            .find(|row| row.0 == name)
-            .unwrap_or(ROWS[0]);
-        let tunnel = plain(way.map_or("raw", |(tunnel, _)| tunnel))?;
-        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
-        set_queue(&running, way)?;
-        let options = TcpOptions {
-            // Retransmissions count from the beginning on.
-            warmup: Duration::ZERO,
-            duration: bench.time(),
-            buffers: (name == BUFFERS).then_some(BUFFER_SIZES),
-            ..TcpOptions::default()
+fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
+    let measured = bench.rounds(
+        &ROWS,
+        |row| row.0,
+        found,
+        |bench, row| {
+            let mut running = start(bench, row, rate)?;
+            let options = TcpOptions {
+                // Retransmissions count from the beginning on.
+                warmup: Duration::ZERO,
+                duration: bench.time(),
+                buffers: (row.0 == BUFFERS).then_some(BUFFER_SIZES),
+                ..TcpOptions::default()
+            };
+            let report = tcp_bulk(&running.ends(), &options, bench.interrupt)?;
+            running.check_alive()?;
+            Ok([
+                report.gbit_per_second * 1e3,
+                report.retransmitted_segments as f64
+                    / (report.gbit_per_second * report.seconds).max(1e-6),
+            ])
+        },
+    )?;
+    let quantity = |title: &str, unit: &str, index: usize, published: bool| {
+        let row = |(name, way, there): &QueueRow| Row {
+            own: way.is_some_and(|(tunnel, _)| tunnel.starts_with("seikan")),
+            ..Row::new(*name, there.filter(|_| published))
         };
-        let report = tcp_bulk(&tunnel.ends(&running.hosts), &options, bench.interrupt)?;
-        running.check_alive()?;
-        Ok([
-            report.gbit_per_second * 1e3,
-            report.retransmitted_segments as f64
-                / (report.gbit_per_second * report.seconds).max(1e-6),
-        ])
-    })?;
-    let quantity = |title: &str, unit: &str, index: usize, published: bool| Figures {
-        title: titled(title, rate),
-        unit: unit.to_owned(),
-        base: RAW.to_owned(),
-        rows: ROWS
-            .into_iter()
-            .zip(&measured)
-            .map(|((name, way, there), rounds)| Row {
-                own: way.is_some_and(|(tunnel, _)| tunnel.starts_with("seikan")),
-                rounds: rounds.iter().map(|v| v.map(|v| v[index])).collect(),
-                ..Row::new(name, there.filter(|_| published))
-            })
-            .collect(),
+        let rows = measured.rows(row, |values| Some(values[index]));
+        Figures::new(titled(title, rate), unit, rows)
     };
     let throughput = quantity("TCP, 1 stream", "Mbit/s", 0, true);
     // At the rate of the link Seikan has no need of a long queue.
@@ -150,22 +134,20 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
 }
 
 /// Throughput and loaded latency over the length of the queue.
-fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn sweep(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let mut throughput = Vec::new();
     let mut latency = Vec::new();
     for (name, own) in [("openvpn", false), ("seikan-native", true)] {
-        let tunnel = plain(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
+        let mut running = bench.start(name, None)?;
         let (mut rates, mut middle, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for packets in SWEEP {
             bench.step(format!("{name}, queue of {packets} packets"))?;
-            set_link(&running.hosts.a, name, &queue(packets))?;
+            set_queue(&running, packets)?;
             let options = TcpOptions {
                 duration: bench.time(),
                 ..TcpOptions::default()
             };
-            let ends = tunnel.ends(&running.hosts);
-            let loaded = loaded_latency(&ends, &options, paced, PACE, bench.interrupt)?;
+            let loaded = loaded_latency(&running.ends(), &options, paced, PACE, bench.interrupt)?;
             running.check_alive()?;
             let x = f64::from(packets);
             rates.push([x, loaded.gbit_per_second * 1e3]);
@@ -176,66 +158,55 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         }
         let label = if own { "Seikan" } else { "OpenVPN" };
         let curve = |name: String, points| Curve {
-            name,
             own,
-            published: false,
-            points,
+            ..Curve::new(name, points)
         };
         throughput.push(curve(label.to_owned(), rates));
         latency.push(curve(format!("{label}, half of the answers"), middle));
         latency.push(curve(format!("{label}, 99 % of the answers"), worst));
     }
-    let curves = |name: &str, title: &str, y: &str, curves| Curves {
-        name: name.to_owned(),
-        title: title.to_owned(),
-        x: "queue, packets".to_owned(),
-        y: y.to_owned(),
-        logarithmic: [true, true],
-        curves,
+    let curves = |name: &str, title: &str, y: &str, curves: Vec<Curve>| {
+        Curves::new(name, title, ["queue, packets", y], curves).logarithmic([true; 2])
     };
-    found.curves.push(curves(
-        "queue-throughput",
-        "throughput of one TCP stream",
-        "Mbit/s",
-        throughput,
-    ));
-    found.curves.push(curves(
-        "queue-latency",
-        "answers to a UDP flow under that load come within",
-        "ms",
-        latency,
-    ));
+    let waits = "answers to a UDP flow under that load come within";
+    found.curves.extend([
+        curves(
+            "queue-throughput",
+            "throughput of one TCP stream",
+            "Mbit/s",
+            throughput,
+        ),
+        curves("queue-latency", waits, "ms", latency),
+    ]);
     Ok(())
 }
 
-/// A row that the source has, started: its tunnel's name, and the hosts.
-fn start(bench: &Bench<'_>, row: usize) -> Result<(&'static str, Running)> {
-    let (name, way, _) = ROWS[row];
-    let none = || LabError::Setup(format!("{name} is no tunnel: this is a bug"));
-    let (tunnel, _) = way.ok_or_else(none)?;
-    let running = tunnel::start(plain(tunnel)?.as_ref(), bench.link(None), bench.interrupt)?;
-    set_queue(&running, way)?;
-    Ok((tunnel, running))
+/// Starts a row over a link of this rate.
+fn start(bench: &Bench<'_>, (_, way, _): &QueueRow, rate: Option<u64>) -> Result<Running> {
+    let Some((tunnel, packets)) = *way else {
+        return bench.start("raw", rate);
+    };
+    let running = bench.start(tunnel, rate)?;
+    set_queue(&running, packets)?;
+    Ok(running)
 }
 
 /// Diagnoses OpenVPN with the short queue, over TAP and TUN, while its packets are captured. Ours
 /// takes super-packets and is hardly slower with one.
-fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     for [slow, good] in LOOKS {
         let name = ROWS[slow].0;
         bench.step(format!("the doctor on {name}"))?;
-        let (tunnel, running) = start(bench, slow)?;
-        let good = found.figures[0].rows[good].spread();
+        let running = start(bench, &ROWS[slow], None)?;
         let host = &running.hosts.a;
-        let interface = inner_device(tunnel, host);
+        let interface = running.device(host);
         let looker = Looker {
-            expected: good.map_or(1e3, |good: Spread| good.median),
-            right: &[Cause::TunQueueOverflow],
-            ..Looker::new(name, host, &interface)
+            expected: found.figures[0].rows[good].median(),
+            facts,
+            ..Looker::new(name, host, &interface, &[Cause::TunQueueOverflow])
         };
-        let (mut verdict, captured) = captured(bench, tunnel, &running, name, || {
-            let ends = running.hosts.through_tunnel();
-            looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)
+        let (mut verdict, captured) = captured(bench, &running, name, || {
+            looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)
         })?;
         let packets = Connection::largest(&captured.packets);
         verdict.facts.extend(packets.map(|of| {
@@ -249,26 +220,24 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 
 /// The segments of a connection from its beginning, with each queue: the source reads these figures
 /// from its time-sequence graphs.
-fn packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn packets(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     bench.step("the packets of a connection")?;
     let mut columns = vec![String::new()];
     let mut rows: Vec<Vec<String>> = Vec::new();
     for row in LOOKS[0] {
-        let (tunnel, running) = start(bench, row)?;
+        let running = start(bench, &ROWS[row], None)?;
         let options = TcpOptions {
             warmup: Duration::ZERO,
             duration: bench.time(),
             ..TcpOptions::default()
         };
         let name = format!("{}, packets", ROWS[row].0);
-        let (_, captured) = captured(bench, tunnel, &running, &name, || {
-            let ends = running.hosts.through_tunnel();
-            Ok(tcp_bulk(&ends, &options, bench.interrupt)?)
+        let (_, captured) = captured(bench, &running, &name, || {
+            Ok(tcp_bulk(&running.ends(), &options, bench.interrupt)?)
         })?;
         if captured.lost > 0 {
-            found
-                .notes
-                .push(format!("{name}: {} were not captured.", captured.lost));
+            let lost = format!("{name}: {} were not captured.", captured.lost);
+            found.notes.push(lost);
         }
         let Some(connection) = Connection::largest(&captured.packets) else {
             continue;
@@ -293,32 +262,27 @@ fn packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 }
 
 /// Traces functions of driver and program with the short queue.
-fn functions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+fn functions(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let [slow, _] = LOOKS[0];
     bench.step("functions of driver and program")?;
-    let (tunnel, mut running) = start(bench, slow)?;
-    traced(bench, tunnel, &mut running, ROWS[slow].0, found)
+    let running = start(bench, &ROWS[slow], None)?;
+    traced(bench, &running, ROWS[slow].0, found)
 }
 
 /// Runs `work` while the packets of the tunnel's device in host A are captured, into the file of a
 /// row beside its recording.
 fn captured<T>(
     bench: &Bench<'_>,
-    tunnel: &str,
     running: &Running,
     name: &str,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Captured)> {
     let scratch = private_directory()?;
-    let kept = bench.options.recordings.as_deref();
-    let directory: &Path = kept.unwrap_or(scratch.path());
-    std::fs::create_dir_all(directory)
-        .map_err(LabError::io(format!("make {}", directory.display())))?;
-    let file: PathBuf = directory
-        .join(file_stem(bench.source, name))
-        .with_extension("pcap");
+    let file = bench
+        .directory(scratch.path())?
+        .join(file_stem(bench.source, name));
     let host = &running.hosts.a;
-    let capture = Capture::start(host, &inner_device(tunnel, host), &file)?;
+    let capture = Capture::start(host, &running.device(host), &file.with_extension("pcap"))?;
     let outcome = work()?;
     Ok((outcome, capture.finish()?))
 }
@@ -354,12 +318,11 @@ fn facts(recording: &Recording) -> Vec<(String, f64)> {
     facts
 }
 
-fn set_queue(running: &Running, way: Option<(&str, u32)>) -> Result<()> {
-    way.map_or(Ok(()), |(tunnel, packets)| {
-        set_link(&running.hosts.a, tunnel, &queue(packets))
-    })
-}
-
-fn queue(packets: u32) -> String {
-    format!("txqueuelen {packets}")
+fn set_queue(running: &Running, packets: u32) -> Result<()> {
+    let host = &running.hosts.a;
+    set_link(
+        host,
+        &running.device(host),
+        &format!("txqueuelen {packets}"),
+    )
 }

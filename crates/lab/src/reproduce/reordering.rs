@@ -15,15 +15,14 @@ use seikan_load::counters::{retransmitted_segments, segments_out_of_order};
 use seikan_load::{LiveKind, LiveOptions};
 use seikan_sys::ethtool::Feature;
 
-use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Figures, Found, Row, plain};
+use super::{Bench, Experiment, Figures, Row, plain};
 use crate::error::Result;
 use crate::host::all_cpus;
 use crate::link::{Link, LinkKind};
 use crate::load::live;
+use crate::tunnel::Running;
 use crate::tunnel::middle::{NAIVE_HOSTS, NAIVE_SPREAD};
-use crate::tunnel::{self, Running, inner_device};
 use crate::wire::{Faults, WireFaults};
 
 /// Rows.
@@ -53,39 +52,38 @@ const WARMUP: Duration = Duration::from_secs(1);
 pub(super) const STEPS: (usize, usize) = (ROWS.len(), 1);
 
 /// Measures one connection with each way of sending, and has the doctor look at the second.
-pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let measured = interleaved(bench, &ROWS, &mut found.problems, &mut |bench, name| {
-        let mut running = start(bench, name)?;
-        let hosts = &running.hosts;
-        let counts = || -> Result<[u64; 2]> {
-            let late = hosts.b.run(segments_out_of_order)?;
-            Ok([late, hosts.a.run(retransmitted_segments)?])
-        };
-        let ends = hosts.through_tunnel();
-        let (rate, grown) = live(&ends, &LOAD, bench.interrupt, |meter| {
-            bench.interrupt.sleep(WARMUP)?;
-            let before = counts()?;
-            let rate = meter.rate_over(bench.time(), bench.interrupt)?;
-            let after = counts()?;
-            Ok((rate, [0, 1].map(|i| after[i].saturating_sub(before[i]))))
-        })?;
-        running.check_alive()?;
-        let gbit = rate * 1e-3 * bench.options.seconds;
-        let [late, again] = grown.map(|count| count as f64 / gbit.max(1e-6));
-        Ok([rate, late, again])
-    })?;
-    let quantity = |title: &str, unit: &str, index: usize| Figures {
-        title: format!("naive, host to host, 1 connection: {title}"),
-        unit: unit.to_owned(),
-        base: BY_FLOW.to_owned(),
-        rows: ROWS
-            .iter()
-            .zip(&measured)
-            .map(|(name, rounds)| Row {
-                rounds: rounds.iter().map(|v| v.map(|v| v[index])).collect(),
-                ..Row::new(*name, None)
-            })
-            .collect(),
+pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
+    let measured = bench.rounds(
+        &ROWS,
+        |name| *name,
+        found,
+        |bench, name| {
+            let mut running = start(bench, name)?;
+            let hosts = &running.hosts;
+            let counts = || -> Result<[u64; 2]> {
+                let late = hosts.b.run(segments_out_of_order)?;
+                Ok([late, hosts.a.run(retransmitted_segments)?])
+            };
+            let (rate, grown) = live(&running.ends(), &LOAD, bench.interrupt, |meter| {
+                bench.interrupt.sleep(WARMUP)?;
+                let before = counts()?;
+                let rate = meter.rate_over(bench.time(), bench.interrupt)?;
+                let after = counts()?;
+                Ok((rate, [0, 1].map(|i| after[i].saturating_sub(before[i]))))
+            })?;
+            running.check_alive()?;
+            let gbit = rate * 1e-3 * bench.options.seconds;
+            let [late, again] = grown.map(|count| count as f64 / gbit.max(1e-6));
+            Ok([rate, late, again])
+        },
+    )?;
+    let quantity = |title: &str, unit: &str, index: usize| {
+        let rows = measured.rows(|name| Row::new(*name, None), |values| Some(values[index]));
+        Figures::new(
+            format!("naive, host to host, 1 connection: {title}"),
+            unit,
+            rows,
+        )
     };
     let rate = quantity("throughput", "Mbit/s", 0);
     let late = quantity("segments that arrive out of order", "per Gbit", 1);
@@ -95,20 +93,18 @@ pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()>
         late.claim_of_counts(PATHS, BY_FLOW),
         rate.claim(BY_FLOW, PATHS),
     ]);
-    let expected = rate.row(BY_FLOW).and_then(Row::spread);
+    let expected = rate.median(BY_FLOW);
     found.figures.extend([rate, late, again]);
 
     bench.step("the doctor on a connection out of order")?;
     let running = start(bench, PATHS)?;
     let host = &running.hosts.a;
-    let interface = inner_device(NAIVE_HOSTS, host);
+    let interface = running.device(host);
     let looker = Looker {
-        expected: expected.map_or(1e3, |spread| spread.median),
-        right: &[Cause::Reordering],
-        ..Looker::new(PATHS, host, &interface)
+        expected,
+        ..Looker::new(PATHS, host, &interface, &[Cause::Reordering])
     };
-    let ends = running.hosts.through_tunnel();
-    let verdict = looker.look_under(&LOAD, &ends, bench.desk(), |_| Vec::new())?;
+    let verdict = looker.look_under(&LOAD, &running.ends(), bench.desk)?;
     found.looks.push(verdict);
     Ok(())
 }
@@ -137,7 +133,7 @@ fn start(bench: &Bench<'_>, name: &str) -> Result<Running> {
         }),
         ..bench.link(None)
     };
-    let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
+    let running = bench.start_over(&tunnel, link)?;
     let host = &running.hosts.b;
     // Packets are steered as they arrive.
     host.set_features(&host.device, &[(Feature::Gro, false)])?;

@@ -10,17 +10,17 @@ use seikan_diagnose::{Cause, Recording};
 use seikan_load::{LiveOptions, TcpOptions, UdpOptions, join, tcp_bulk, udp_flood};
 use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
-use seikan_sys::softirq::mask;
 
-use super::figures::interleaved;
+use super::figures::named;
 use super::look::Looker;
-use super::offload::{TUNNEL, in_the_middle};
-use super::{Bench, Figures, Found, List, Row, plain};
-use crate::error::{LabError, Result};
-use crate::host::Host;
+use super::{Bench, Experiment, Figures, List, Row};
+use crate::error::{Doing, Result};
+use crate::host::{Host, all_cpus};
 use crate::scenario::long_ruleset;
-use crate::tunnel::{self, Running, inner_device};
+use crate::tunnel::Running;
 
+/// The naive gateway as the doctor's subject.
+pub(super) const TUNNEL: &str = "naive";
 /// Rows.
 const ONE: &str = "received by one processor";
 const ALL: &str = "steered to all (RPS)";
@@ -49,57 +49,45 @@ const STATES: [(&str, usize); 9] = [
     ("%idle", 3),
 ];
 
-pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let measured = interleaved(
-        bench,
+pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
+    let measured = bench.rounds(
         &[ONE, ALL],
-        &mut found.problems,
-        &mut |bench, name| {
-            let mut running = start(bench, name == ALL, true)?;
+        |name| *name,
+        found,
+        |bench, name| {
+            let mut running = start(bench, *name == ALL, true)?;
             let load = TcpOptions {
                 streams: STREAMS,
                 warmup: Duration::from_secs(1),
                 duration: bench.time(),
                 ..TcpOptions::default()
             };
-            let tunnel = plain(TUNNEL)?;
-            let ends = tunnel.ends(&running.hosts);
-            let report = tcp_bulk(&ends, &load, bench.interrupt)?;
+            let report = tcp_bulk(&running.ends(), &load, bench.interrupt)?;
             running.check_alive()?;
             Ok(report.gbit_per_second * 1e3)
         },
     )?;
-    let rows = [ONE, ALL].iter().zip(measured);
-    let figures = Figures {
-        title: format!("naive, GRO off, behind a firewall of {RULES} rules, {STREAMS} connections"),
-        unit: "Mbit/s".to_owned(),
-        base: ONE.to_owned(),
-        rows: rows
-            .map(|(name, rounds)| Row {
-                rounds,
-                ..Row::new(*name, None)
-            })
-            .collect(),
-    };
+    let title =
+        format!("naive, GRO off, behind a firewall of {RULES} rules, {STREAMS} connections");
+    let rows = measured.rows(|name| Row::new(*name, None), |rate| Some(*rate));
+    let figures = Figures::new(title, "Mbit/s", rows);
     found.claims.push(figures.claim(ALL, ONE));
-    let expected = figures.row(ALL).and_then(Row::spread);
+    let expected = figures.median(ALL);
     found.figures.push(figures);
 
     bench.step(format!("the doctor on {ONE}"))?;
-    let tunnel = plain(TUNNEL)?;
     let running = start(bench, false, true)?;
     let (gateway, nic) = gateway(&running)?;
     let looker = Looker {
-        expected: expected.map_or(1e3, |spread| spread.median),
-        right: &[Cause::SoftirqOneCore],
-        ..Looker::new(ONE, gateway, &nic)
+        expected,
+        facts: processor_time,
+        ..Looker::new(ONE, gateway, &nic, &[Cause::SoftirqOneCore])
     };
     let load = LiveOptions {
         streams: STREAMS,
         ..LiveOptions::default()
     };
-    let ends = tunnel.ends(&running.hosts);
-    let verdict = looker.look_under(&load, &ends, bench.desk(), processor_time)?;
+    let verdict = looker.look_under(&load, &running.ends(), bench.desk)?;
     found.looks.push(verdict);
     Ok(())
 }
@@ -124,7 +112,7 @@ fn processor_time(recording: &Recording) -> Vec<(String, f64)> {
 
 /// The source's table of `mpstat` without a firewall: small datagrams, as fast as the device sends
 /// them, received by one processor and by all.
-pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let mut rows = Vec::new();
     for (name, spread) in [(ONE, false), (ALL, true)] {
         bench.step(format!("small datagrams, {name}"))?;
@@ -134,9 +122,7 @@ pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<
             duration: bench.time(),
             ..UdpOptions::default()
         };
-        let tunnel = plain(TUNNEL)?;
-        let ends = tunnel.ends(&running.hosts);
-        let interrupt = bench.interrupt;
+        let (ends, interrupt) = (running.ends(), bench.interrupt);
         let before = (processors()?, received()?);
         let begin = Instant::now();
         std::thread::scope(|scope| {
@@ -150,23 +136,21 @@ pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<
         running.check_alive()?;
         let shares = shares(&before.0, &after.0);
         for ((cpu, shares), packets) in shares.into_iter().zip(differences(&before.1, &after.1)) {
-            let mut cells = vec![format!("{name}: processor {cpu}")];
-            cells.extend(shares.iter().map(|share| format!("{share:.2}")));
-            cells.push(format!("{:.0}", packets as f64 / seconds));
-            rows.push(cells);
+            let shares = shares.iter().map(|share| format!("{share:.2}"));
+            let rate = format!("{:.0}", packets as f64 / seconds);
+            rows.push(named(
+                format!("{name}: processor {cpu}"),
+                shares.chain([rate]),
+            ));
         }
     }
-    let states = STATES.iter().map(|(name, _)| (*name).to_owned());
-    found.lists.push(List {
-        title: format!(
-            "processors while a device floods the naive gateway (GRO off, no firewall) with {FLOWS} flows of frames of 64 bytes"
-        ),
-        columns: std::iter::once(String::new())
-            .chain(states)
-            .chain(["received packets per second".to_owned()])
-            .collect(),
-        rows,
-    });
+    let mut columns = vec![""];
+    columns.extend(STATES.map(|(name, _)| name));
+    columns.push("received packets per second");
+    let title = format!(
+        "processors while a device floods the naive gateway (GRO off, no firewall) with {FLOWS} flows of frames of 64 bytes"
+    );
+    found.lists.push(List::new(title, &columns, rows));
     Ok(())
 }
 
@@ -174,9 +158,11 @@ pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<
 type Ticks = (u32, Vec<u64>);
 
 fn processors() -> Result<Vec<Ticks>> {
-    let file = "/proc/stat";
-    let text = std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")))?;
-    Ok(ticks(&text))
+    Ok(ticks(&read("/proc/stat")?))
+}
+
+pub(super) fn read(file: &str) -> Result<String> {
+    std::fs::read_to_string(file).doing(format!("read {file}"))
 }
 
 /// The processors of `/proc/stat`: `cpu0 1393280 32966 572056 13343292 6130 0 17875 0 23933 0`.
@@ -207,16 +193,16 @@ fn shares(before: &[Ticks], after: &[Ticks]) -> Vec<(u32, Vec<f64>)> {
     before.iter().zip(after).map(of).collect()
 }
 
-/// Packets that each processor has received: the first column of `softnet_stat`, in hexadecimal.
-fn received() -> Result<Vec<u64>> {
-    let file = "/proc/net/softnet_stat";
-    let text = std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")))?;
+/// Packets that each processor has received: the first column of `softnet_stat`, in hexadecimal
+/// (Documentation/networking/scaling.rst, net-procfs.c). A merged packet counts as often as it has
+/// parts.
+pub(super) fn received() -> Result<Vec<u64>> {
+    let text = read("/proc/net/softnet_stat")?;
     let first = text
         .lines()
         .filter_map(|line| line.split_whitespace().next());
-    Ok(first
-        .filter_map(|word| u64::from_str_radix(word, 16).ok())
-        .collect())
+    let packets = first.filter_map(|word| u64::from_str_radix(word, 16).ok());
+    Ok(packets.collect())
 }
 
 fn differences(before: &[u64], after: &[u64]) -> Vec<u64> {
@@ -229,23 +215,21 @@ fn differences(before: &[u64], after: &[u64]) -> Vec<u64> {
 /// Starts the naive gateway without receive offload, behind its firewall if it has one; its NIC's
 /// packets go to one processor or to all.
 fn start(bench: &Bench<'_>, spread: bool, firewall: bool) -> Result<Running> {
-    let tunnel = plain(TUNNEL)?;
-    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
+    let running = bench.start(TUNNEL, None)?;
     let (gateway, nic) = gateway(&running)?;
     gateway.set_features(&nic, &[(Feature::Gro, false)])?;
     if firewall {
         long_ruleset(gateway, &nic, RULES)?;
     }
-    let all = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-    let cpus: Vec<u32> = (0..if spread { all } else { 1 }).collect();
-    gateway.set_attribute(&format!("{nic}/queues/rx-0/rps_cpus"), &mask(&cpus))?;
+    let cpus = if spread { all_cpus() } else { vec![0] };
+    gateway.steer(&nic, &cpus)?;
     Ok(running)
 }
 
 /// The host in the middle, and its nic towards the device.
-fn gateway(running: &Running) -> Result<(&Host, String)> {
-    let gateway = in_the_middle(running)?;
-    Ok((gateway, inner_device(TUNNEL, gateway)))
+pub(super) fn gateway(running: &Running) -> Result<(&Host, String)> {
+    let gateway = running.hosts.middle()?;
+    Ok((gateway, running.device(gateway)))
 }
 
 #[cfg(test)]

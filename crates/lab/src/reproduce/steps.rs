@@ -2,9 +2,10 @@
 //! which spins in each. The source saw the calls of `handle_tx` rise in the third and fall in the
 //! fourth while the throughput did not, and left it unexplained.
 
+use super::figures::{cell, named};
 use super::guests::GUESTS;
 use super::profile::BIN;
-use super::{Found, List};
+use super::{Experiment, List};
 
 /// The step with the rise, 50 to 75 s, counted from 0.
 const RISE: usize = 2;
@@ -15,7 +16,12 @@ const KEPT: f64 = 0.9;
 
 /// Lists the mean of each series by step, in percent of the largest, and says which have the
 /// source's rise.
-pub(super) fn show(series: Vec<(&str, &[f64])>, throughput: &[f64], every: f64, found: &mut Found) {
+pub(super) fn show(
+    series: Vec<(&str, &[f64])>,
+    throughput: &[f64],
+    every: f64,
+    found: &mut Experiment,
+) {
     let bins = (every / BIN).round().max(1.0) as usize;
     let base = means(throughput, bins);
     let mut rows = vec![row("throughput", &base)];
@@ -32,7 +38,7 @@ pub(super) fn show(series: Vec<(&str, &[f64])>, throughput: &[f64], every: f64, 
     let spans = (0..GUESTS.len()).map(|step| format!("{} to {} s", second(step), second(step + 1)));
     found.lists.push(List {
         title: "mean by step, % of the largest; one more guest spins in each".to_owned(),
-        columns: std::iter::once("counter".to_owned()).chain(spans).collect(),
+        columns: named("counter", spans),
         rows,
     });
     let result = if risen.is_empty() {
@@ -63,14 +69,8 @@ fn means(values: &[f64], bins: usize) -> Vec<f64> {
 
 fn row(name: &str, means: &[f64]) -> Vec<String> {
     let most = means.iter().copied().fold(1e-9, f64::max);
-    let cells = (0..GUESTS.len()).map(|step| {
-        let mean = means.get(step);
-        mean.map_or_else(
-            || "–".to_owned(),
-            |mean| format!("{:.0}", 100.0 * mean / most),
-        )
-    });
-    std::iter::once(name.to_owned()).chain(cells).collect()
+    let share = |step| Some(100.0 * means.get(step)? / most);
+    named(name, (0..GUESTS.len()).map(|step| cell(share(step), 0)))
 }
 
 /// Whether these steps have the source's rise.
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn steps_are_listed_as_shares_of_the_largest() {
-        let mut found = Found::default();
+        let mut found = Experiment::default();
         let values: Vec<f64> = (0..8).flat_map(|step| [f64::from(8 - step); 10]).collect();
         show(vec![("n", &values)], &values, 5.0, &mut found);
         let rows = &found.lists[0].rows;

@@ -5,15 +5,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use seikan_load::{Direction, LoadedLatency, TcpOptions, loaded_latency, paced};
+use seikan_load::{Direction, Ends, LoadedLatency, TcpOptions, loaded_latency, paced};
 
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::forwarding::{Forwarding, PerCall, Setting};
-use super::{Bench, Found, Layer, Surface, set_link};
+use super::{Bench, Experiment, Layer, Surface, set_both};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::link::Link;
-use crate::tunnel::{self, Running, Tunnel};
+use crate::tunnel::Running;
 
 /// Frames for each crossing, packets in the queue, MTU of the NICs in bytes.
 const SIZES: [u32; 4] = [1, 4, 16, 64];
@@ -73,12 +73,11 @@ type Best = Option<(f64, Values, Point)>;
 
 /// Throughput of bulk TCP and, at the same time, round trips of a flow of small datagrams, over
 /// frames, queue and MTU of the NICs.
-pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     for subject in [Subject::Program, Subject::Seikan] {
         let mut best = None;
         for nic in NICS {
-            let done = map(bench, subject, nic, (&mut *found, &mut best));
-            found.note_failure(done)?;
+            found.attempt(|found| map(bench, subject, nic, (found, &mut best)))?;
         }
         let [_, name] = subject.names();
         if let Some((_, [Some(rate), Some(half), ..], at)) = best {
@@ -100,7 +99,7 @@ fn map(
     bench: &mut Bench<'_>,
     subject: Subject,
     nic: u32,
-    (found, best): (&mut Found, &mut Best),
+    (found, best): (&mut Experiment, &mut Best),
 ) -> Result<()> {
     let [slug, name] = subject.names();
     let dir = private_directory()?;
@@ -119,14 +118,8 @@ fn map(
             let words = frames_in_words(size);
             let setting = format!("{name}, NICs with an MTU of {nic}, {words}, queue of {queue}");
             bench.step(&setting)?;
-            let values = match site.measure(point, bench) {
-                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-                Err(error) => {
-                    found.problems.push(format!("{setting}: {error}"));
-                    [None; QUANTITIES.len()]
-                }
-                Ok(values) => values,
-            };
+            let values = found.unless_failed(&setting, site.measure(point, bench))?;
+            let values = values.unwrap_or_default();
             for (layer, value) in layers.iter_mut().zip(values) {
                 if let Some(row) = layer.values.last_mut() {
                     row.push(value);
@@ -159,7 +152,7 @@ fn map(
 /// A tunnel that runs.
 enum Site {
     Program(Box<Forwarding>),
-    Seikan(Box<dyn Tunnel>, Box<Running>),
+    Seikan(Box<Running>),
 }
 
 impl Site {
@@ -167,7 +160,7 @@ impl Site {
         match subject {
             Subject::Program => {
                 let setting = Setting {
-                    per_call: Some(PerCall { read: 1, write: 1 }),
+                    per_call: Some(PerCall::both(1)),
                     rate: None,
                     mtu: nic,
                 };
@@ -175,16 +168,13 @@ impl Site {
                 Ok(Self::Program(Box::new(site)))
             }
             Subject::Seikan => {
-                let tunnel = tunnel_of(ONE)?;
                 let link = Link {
                     mtu: nic,
                     ..bench.link(None)
                 };
-                let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
-                for host in [&running.hosts.a, &running.hosts.b] {
-                    set_link(host, tunnel.name(), &format!("mtu {}", nic - OVERHEAD))?;
-                }
-                Ok(Self::Seikan(tunnel, Box::new(running)))
+                let running = bench.start_over(&tunnel_of(ONE)?, link)?;
+                set_both(&running, &format!("mtu {}", nic - OVERHEAD))?;
+                Ok(Self::Seikan(Box::new(running)))
             }
         }
     }
@@ -197,6 +187,10 @@ impl Site {
             duration: bench.time().mul_f64(SHARE),
             ..TcpOptions::default()
         };
+        let load = |ends: &Ends<'_>, options: &TcpOptions| {
+            let loaded = loaded_latency(ends, options, paced, PACE, bench.interrupt)?;
+            Ok::<_, LabError>(values(&loaded))
+        };
         match self {
             Self::Program(site) => {
                 site.set_frames(size)?;
@@ -205,26 +199,14 @@ impl Site {
                     direction: Direction::Reverse,
                     ..options
                 };
-                let (loaded, _) = site.counting(|ends| {
-                    Ok(loaded_latency(
-                        ends,
-                        &options,
-                        paced,
-                        PACE,
-                        bench.interrupt,
-                    )?)
-                })?;
-                Ok(values(&loaded))
+                Ok(site.counting(|ends| load(ends, &options))?.0)
             }
-            Self::Seikan(tunnel, running) => {
-                for host in [&running.hosts.a, &running.hosts.b] {
-                    set_link(host, tunnel.name(), &format!("txqueuelen {queue}"))?;
-                    frames(host, tunnel.name(), size)?;
-                }
-                let ends = tunnel.ends(&running.hosts);
-                let loaded = loaded_latency(&ends, &options, paced, PACE, bench.interrupt)?;
+            Self::Seikan(running) => {
+                set_both(running, &format!("txqueuelen {queue}"))?;
+                frames(running, size)?;
+                let values = load(&running.ends(), &options)?;
                 running.check_alive()?;
-                Ok(values(&loaded))
+                Ok(values)
             }
         }
     }

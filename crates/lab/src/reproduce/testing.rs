@@ -2,7 +2,7 @@
 
 use seikan_ui::Interrupt;
 
-use super::{Bench, ReproduceOptions, Source};
+use super::{Bench, Desk, ReproduceOptions, Source};
 use crate::error::{LabError, Result};
 use crate::host::Host;
 
@@ -14,11 +14,14 @@ pub(super) fn short(source: Source, work: impl FnOnce(&mut Bench<'_>) -> Result<
         rounds: 1,
         ..ReproduceOptions::default()
     };
-    let mut bench = Bench {
+    let desk = Desk {
         options: &options,
         interrupt: &Interrupt::new(),
-        progress: &mut |_| {},
         source,
+    };
+    let mut bench = Bench {
+        desk,
+        progress: &mut |_| {},
         steps: (0.0, 1.0),
     };
     let outcome = Host::create("A", 1).and_then(|_| work(&mut bench));

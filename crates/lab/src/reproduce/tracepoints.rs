@@ -10,7 +10,7 @@ use seikan_sys::calls::{self, Calls};
 use seikan_sys::perf::{Tracepoint, TracepointCounters};
 use seikan_sys::softirq;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::process::Process;
 
 /// A filter that every event passes.
@@ -127,7 +127,7 @@ impl Counted {
             }
             Ok(all)
         };
-        read().map_err(LabError::io("read the counts of calls"))
+        read().doing("read the counts of calls")
     }
 }
 
@@ -143,8 +143,8 @@ impl SystemCalls {
         let mut threads = Vec::new();
         for program in programs {
             let directory = format!("/proc/{}/task", program.pid());
-            let entries = fs::read_dir(&directory)
-                .map_err(LabError::io(format!("list the threads in {directory}")))?;
+            let entries =
+                fs::read_dir(&directory).doing(format!("list the threads in {directory}"))?;
             let names = entries.flatten().map(|entry| entry.file_name());
             threads.extend(names.map(|name| format!("common_pid == {}", name.to_string_lossy())));
         }
@@ -155,7 +155,7 @@ impl SystemCalls {
     /// System calls so far.
     pub(super) fn read(&mut self) -> Result<u64> {
         let counts = self.0.read();
-        let counts = counts.map_err(LabError::io("read the count of system calls"))?;
+        let counts = counts.doing("read the count of system calls")?;
         Ok(counts.into_iter().sum())
     }
 }
@@ -193,7 +193,7 @@ mod tests {
                 let to = socket.local_addr()?;
                 (0..PACKETS).try_for_each(|_| socket.send_to(&[0], to).map(drop))
             })?;
-            sent.map_err(LabError::io("send datagrams"))?;
+            sent.doing("send datagrams")?;
             let after = counted.read()?;
             for name in ["net_dev_start_xmit", "netif_receive_skb", "sys_enter"] {
                 let index = counted

@@ -24,7 +24,6 @@ pub struct Guesses {
 
 impl Guesses {
     /// Of a recording.
-    #[must_use]
     pub fn of(recording: &Recording) -> Self {
         Self {
             correlation: baseline::highest_correlation(&recording.evidence),
@@ -34,7 +33,6 @@ impl Guesses {
 }
 
 /// Where the recording of a case is kept.
-#[must_use]
 pub fn recording_file(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{}.parquet", id.replace('/', "-")))
 }

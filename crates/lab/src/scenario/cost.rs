@@ -15,14 +15,14 @@ use seikan_load::{LiveOptions, Meter};
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use super::doctor;
+use super::{doctor, lookup};
 use crate::arguments::seconds;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
-use crate::link::Hosts;
+use crate::link::Link;
 use crate::load::live;
 use crate::process::Killed;
-use crate::tunnel::{self, Changes, inner_device};
+use crate::tunnel::{self, Changes};
 
 /// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
 const LEVELS: [(u32, f64); 2] = [(1, 0.01), (2, 0.03)];
@@ -77,19 +77,17 @@ pub fn cost(
     let mut rows = Vec::new();
     let count = options.tunnels.len() as f64;
     for (number, name) in options.tunnels.iter().enumerate() {
-        let tunnel = tunnel::named(name, &Changes::default())
-            .ok_or_else(|| LabError::Usage(format!("no tunnel is called `{name}`")))?;
-        tunnel.availability().map_err(LabError::Setup)?;
-        let hosts = Hosts::create(tunnel.link(crate::link::Link::default()))?;
-        let mut running = tunnel::start_between(tunnel.as_ref(), hosts, interrupt)?;
+        let tunnel = lookup(name, &Changes::default())?;
+        let mut running = tunnel::start(&tunnel, Link::default(), interrupt)?;
         let load = LiveOptions {
             streams: 2,
             ..LiveOptions::default()
         };
-        let pairs = live(&tunnel.ends(&running.hosts), &load, interrupt, |meter| {
+        let pairs = live(&running.ends(), &load, interrupt, |meter| {
+            let host = &running.hosts.a;
             let turns = Turns {
-                host: &running.hosts.a,
-                interface: inner_device(name, &running.hosts.a),
+                host,
+                interface: running.device(host),
                 meter,
                 seconds: options.seconds,
                 interrupt,
@@ -102,18 +100,14 @@ pub fn cost(
             })
         })?;
         running.check_alive()?;
-        rows.extend(
-            LEVELS
-                .iter()
-                .zip(pairs)
-                .map(|((level, bar), pairs)| CostRow {
-                    tunnel: name.clone(),
-                    level: *level,
-                    cost: paired_gain(&pairs).map(lost),
-                    pairs,
-                    bar: *bar,
-                }),
-        );
+        let levels = LEVELS.into_iter().zip(pairs);
+        rows.extend(levels.map(|((level, bar), pairs)| CostRow {
+            tunnel: name.clone(),
+            level,
+            cost: paired_gain(&pairs).map(lost),
+            pairs,
+            bar,
+        }));
     }
     Ok(rows)
 }
@@ -204,7 +198,7 @@ impl Looking {
         const NAME: &str = "`seikan doctor`";
         let child = &mut self.0.0;
         let early = child.try_wait();
-        if let Some(status) = early.map_err(LabError::io(format!("wait for {NAME}")))? {
+        if let Some(status) = early.doing(format!("wait for {NAME}"))? {
             return Err(LabError::Setup(format!(
                 "{NAME} ended by itself, with {status}"
             )));

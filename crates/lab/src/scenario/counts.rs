@@ -27,7 +27,6 @@ pub struct Interval {
 impl Interval {
     /// Wilson's score interval (Wilson: "Probable Inference, the Law of Succession, and Statistical
     /// Inference", 1927).
-    #[must_use]
     pub fn wilson(hits: u32, of: u32) -> Self {
         if of == 0 {
             return Self {
@@ -50,7 +49,6 @@ impl Interval {
     }
 
     /// The share itself; `None` of nothing.
-    #[must_use]
     pub fn share(self) -> Option<f64> {
         (self.of > 0).then(|| f64::from(self.hits) / f64::from(self.of))
     }
@@ -142,7 +140,6 @@ pub struct Counts {
 
 impl Counts {
     /// Counts; the class that was most frequent in `training` is a baseline.
-    #[must_use]
     pub fn of<'a>(
         outcomes: impl IntoIterator<Item = &'a Outcome>,
         training: impl IntoIterator<Item = &'a Outcome>,

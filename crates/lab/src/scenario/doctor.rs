@@ -12,7 +12,7 @@ use seikan_diagnose::{Cause, Fact, Verdict};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 use crate::process::Killed;
 use crate::tunnel::seikan::RUN_DIR;
@@ -167,11 +167,11 @@ fn answered(
     interrupt: &Interrupt,
 ) -> Result<String> {
     // Files, as nobody has to read them meanwhile.
-    let file = || tempfile::tempfile().map_err(LabError::io("make a file for the doctor"));
+    let file = || tempfile::tempfile().doing("make a file for the doctor");
     let [mut said, mut complaint] = [file()?, file()?];
     let copy = |file: &File| {
         let copy = file.try_clone();
-        copy.map_err(LabError::io("duplicate a descriptor"))
+        copy.doing("duplicate a descriptor")
     };
     command
         .stdin(Stdio::null())

@@ -131,7 +131,6 @@ fn one() -> usize {
 
 impl LoadSpec {
     /// Returns the options of the load generator.
-    #[must_use]
     pub fn options(&self) -> LiveOptions {
         let size = match self.kind {
             LiveKind::Connections => 65_536,
@@ -264,7 +263,6 @@ impl Scenario {
 
     /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for
     /// one.
-    #[must_use]
     pub fn link(&self) -> Link {
         let delay = self.link.delay.unwrap_or_default();
         let wire = WireFaults::both(Faults {
@@ -315,7 +313,6 @@ impl Scenario {
     }
 
     /// Its tunnels that can run here, those of `split` only.
-    #[must_use]
     pub fn available_tunnels(&self, split: Split) -> Vec<String> {
         let here = |name: &&String| {
             let tunnel = tunnel::named(name, &Changes::default());
@@ -354,7 +351,6 @@ pub struct Draw {
 
 impl Draw {
     /// Draws case `number` of a scenario; `None` if none of its tunnels can run here.
-    #[must_use]
     pub fn new(scenario: &Scenario, split: Split, seed: u64, number: u32) -> Option<Self> {
         let tunnels = scenario.available_tunnels(split);
         // One after the other, so that few cases see many tunnels.

@@ -2,6 +2,7 @@
 //! the doctor meanwhile.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
@@ -113,14 +114,12 @@ pub struct Outcome {
 impl Outcome {
     /// Returns the cause that the doctor named; a cause that is equally right is returned as the
     /// scenario's. `None` if the doctor gave no verdict.
-    #[must_use]
     pub fn found(&self) -> Option<Cause> {
         let found = self.diagnosis.as_ref()?.cause;
         Some(self.folded(found))
     }
 
     /// Whether the cause is among the first two that the doctor named.
-    #[must_use]
     pub fn in_first_two(&self) -> bool {
         self.diagnosis.as_ref().is_some_and(|d| {
             std::iter::once(&d.cause)
@@ -131,7 +130,6 @@ impl Outcome {
 
     /// Of a double fault: whether the first that was named is one of both, and whether both are
     /// among the first two.
-    #[must_use]
     pub fn of_both(&self) -> Option<[bool; 2]> {
         let both = [self.cause, self.second?];
         let Some(diagnosis) = &self.diagnosis else {
@@ -149,7 +147,6 @@ impl Outcome {
     }
 
     /// The scenario's own cause for those that are as right.
-    #[must_use]
     pub fn folded(&self, found: Cause) -> Cause {
         if self.also.contains(&found) {
             self.cause
@@ -175,10 +172,10 @@ pub fn run(
     let fault = &scenario.fault;
     step("healthy throughput");
     let mut tunnel = lookup(&draw.tunnel, &fault.changes_without())?;
-    let mut running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
+    let mut running = Some(start(scenario, severity, &tunnel, interrupt)?);
     let load = scenario.load.options();
     let healthy = match &running {
-        Some(r) => measure(&tunnel.ends(&r.hosts), &load, options, interrupt)?,
+        Some(running) => measure(&running.ends(), &load, options, interrupt)?,
         None => 0.0,
     };
     if fault.needs_restart() {
@@ -186,7 +183,7 @@ pub fn run(
         drop(running.take());
         tunnel = lookup(&draw.tunnel, &fault.changes(&draw.tunnel, severity))?;
         let _while_starting = fault.before_start(severity)?;
-        running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
+        running = Some(start(scenario, severity, &tunnel, interrupt)?);
     }
     let Some(mut running) = running else {
         return Err(LabError::Setup("no tunnel runs: this is a bug".into()));
@@ -204,7 +201,7 @@ pub fn run(
         sound: load.rate.is_none_or(|rate| healthy >= LEAST_HEALTHY * rate),
         load: fault.load(severity, load),
     };
-    let mut outcome = case.with_fault(tunnel.as_ref(), &mut running, severity, step)?;
+    let mut outcome = case.with_fault(&running, severity, step)?;
     outcome.healthy = healthy;
     running.check_alive()?;
     if let Some(repair) = &mut outcome.repair
@@ -213,16 +210,16 @@ pub fn run(
         step("healthy throughput again");
         drop(running);
         let tunnel = lookup(&draw.tunnel, &fault.changes_without())?;
-        let running = start(scenario, severity, tunnel.as_ref(), interrupt)?;
+        let running = start(scenario, severity, &tunnel, interrupt)?;
         let load = scenario.load.options();
-        let after = measure(&tunnel.ends(&running.hosts), &load, options, interrupt)?;
+        let after = measure(&running.ends(), &load, options, interrupt)?;
         repair.compare(healthy.midpoint(after));
     }
     Ok(outcome)
 }
 
 /// The tunnel called `name`, if it can run here.
-pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
+pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Arc<dyn Tunnel>> {
     let tunnel = tunnel::named(name, changes)
         .ok_or_else(|| LabError::Usage(format!("no tunnel `{name}` that this can be done to")))?;
     tunnel.availability().map_err(LabError::Setup)?;
@@ -232,7 +229,7 @@ pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Box<dyn Tunnel>> {
 fn start(
     scenario: &Scenario,
     severity: f64,
-    tunnel: &dyn Tunnel,
+    tunnel: &Arc<dyn Tunnel>,
     interrupt: &Interrupt,
 ) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
@@ -267,32 +264,26 @@ struct Case<'a> {
 impl Case<'_> {
     fn with_fault(
         &self,
-        tunnel: &dyn Tunnel,
-        running: &mut Running,
+        running: &Running,
         severity: f64,
         step: &mut dyn FnMut(&str),
     ) -> Result<Outcome> {
-        let (hosts, started) = running.parts();
         let site = Site {
-            hosts,
+            hosts: &running.hosts,
             tunnel: &self.draw.tunnel,
-            started,
+            started: &running.started,
         };
-        let ends = tunnel.ends(hosts);
         step("the fault");
         let fault = &self.scenario.fault;
         // Before the streams begin: values that they learned without the fault would look like a
         // change of the path.
         let _fault = fault.apply(severity, site)?;
         let second = self.scenario.second.as_ref();
+        let severity = self.draw.second.unwrap_or_default();
         let _second = second
-            .map(|second| {
-                second
-                    .fault
-                    .apply(self.draw.second.unwrap_or_default(), site)
-            })
+            .map(|second| second.fault.apply(severity, site))
             .transpose()?;
-        live(&ends, &self.load, self.interrupt, |meter| {
+        live(&running.ends(), &self.load, self.interrupt, |meter| {
             self.interrupt.sleep(fault.kind.settling())?;
             step("throughput with the fault");
             let time = Duration::from_secs_f64(self.options.measure);

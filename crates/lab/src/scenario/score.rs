@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::again::{recording_file, rediagnose};
 use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 
 /// How often a scenario is played for each case that is wanted, at most: a fault that is too weak
 /// to count is drawn again.
@@ -89,8 +89,7 @@ pub fn score(
         .map(|case| case.id.clone())
         .collect();
     if let Some(directory) = &options.recordings {
-        std::fs::create_dir_all(directory)
-            .map_err(LabError::io(format!("make {}", directory.display())))?;
+        std::fs::create_dir_all(directory).doing(format!("make {}", directory.display()))?;
     }
     let start = Instant::now();
     for (scenario, number) in draws {
@@ -302,7 +301,7 @@ fn append(file: &Path, case: &Case) -> Result<()> {
         .append(true)
         .open(file)
         .and_then(|mut f| writeln!(f, "{line}"))
-        .map_err(LabError::io(format!("write {}", file.display())))
+        .doing(format!("write {}", file.display()))
 }
 
 #[cfg(test)]

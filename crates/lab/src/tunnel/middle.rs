@@ -15,13 +15,7 @@ use crate::error::{LabError, Result};
 use crate::host::{Host, network as net};
 use crate::link::{Hosts, Link, LinkKind, PORTS};
 use crate::program;
-use crate::tunnel::{SWITCH, Started, Tunnel, device_name, need_tun, start_ends};
-
-/// The host in the middle; that there is none is a bug.
-pub(super) fn host_in_the_middle(hosts: &Hosts) -> Result<&Host> {
-    let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
-    hosts.middle.as_ref().ok_or_else(none)
-}
+use crate::tunnel::{SWITCH, Started, Tunnel, device_name, link_device, need_tun, start_ends};
 
 /// A bridge of the kernel's, with host A and host B as its guests.
 pub(super) struct Bridge;
@@ -43,12 +37,16 @@ impl Tunnel for Bridge {
     }
 
     fn up(&self, hosts: &Hosts, _: &Path, _: &Interrupt) -> Result<Started> {
-        host_in_the_middle(hosts)?.bridge(SWITCH, &PORTS)?;
+        hosts.middle()?.bridge(SWITCH, &PORTS)?;
         Ok(Started::default())
     }
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
+    }
+
+    fn device(&self, host: &Host) -> String {
+        link_device(host, SWITCH)
     }
 }
 
@@ -81,8 +79,8 @@ impl Tunnel for Naive {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let middle = host_in_the_middle(hosts)?;
-        for host in [&hosts.a, &hosts.b] {
+        let middle = hosts.middle()?;
+        for host in hosts.both() {
             packets_of_the_mtu(host)?;
         }
         let [lan, wan] = PORTS;
@@ -107,6 +105,13 @@ impl Tunnel for Naive {
             command.arg("naive").args(words.split(' '));
             end.run(self.name(), command)
         })
+    }
+
+    fn device(&self, host: &Host) -> String {
+        match host.name {
+            "B" => device_name(host),
+            _ => link_device(host, PORTS[0]),
+        }
     }
 }
 
@@ -140,10 +145,10 @@ impl Tunnel for NaiveHosts {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        for host in [&hosts.a, &hosts.b] {
+        for host in hosts.both() {
             packets_of_the_mtu(host)?;
         }
-        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
             let own = network(end.host.inner, 24)?;
             let mut command = program::lab_command()?;
             command

@@ -51,10 +51,14 @@ impl Tunnel for Mixed {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let ends = [&hosts.a, &hosts.b];
-        start_ends(ends, dir, interrupt, &mut |end| match end.host.name {
-            "A" => self.ours.start_end(end),
-            _ => self.theirs.start_end(end, interrupt),
-        })
+        start_ends(
+            hosts.both(),
+            dir,
+            interrupt,
+            &mut |end| match end.host.name {
+                "A" => self.ours.start_end(end),
+                _ => self.theirs.start_end(end, interrupt),
+            },
+        )
     }
 }

@@ -16,8 +16,10 @@ mod raw;
 pub(crate) mod seikan;
 pub(crate) mod wireguard;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -27,9 +29,9 @@ use seikan_ui::Interrupt;
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
-use crate::link::{Hosts, Link, PORTS};
+use crate::link::{Hosts, Link, LinkKind};
 use crate::load::wait_reachable;
 use crate::process::{Process, Processes};
 
@@ -39,7 +41,7 @@ pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) const PORT: u16 = 51820;
 
 /// A way to carry packets from host A to host B.
-pub trait Tunnel: Sync {
+pub trait Tunnel: Send + Sync {
     /// Its name in reports and in `--only`.
     fn name(&self) -> &str;
 
@@ -87,6 +89,26 @@ pub trait Tunnel: Sync {
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.through_tunnel()
     }
+
+    /// Its interface in `host`: that of the link where there is no tunnel, the port to A of a host in
+    /// the middle.
+    fn device(&self, host: &Host) -> String {
+        device_name(host)
+    }
+}
+
+impl fmt::Debug for dyn Tunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The interface of a host where the link takes the place of a tunnel, and a switch in the middle.
+fn link_device(host: &Host, switch: &str) -> String {
+    match host.name {
+        "M" => switch.to_owned(),
+        _ => host.device.clone(),
+    }
 }
 
 /// Running programs of a tunnel. Dropping it stops the programs, then removes the files.
@@ -108,10 +130,15 @@ impl Started {
     }
 
     /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
-    #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
         let all = self.processes.0.iter();
         all.filter_map(Process::peak_rss).max()
+    }
+
+    /// Waits until the other end answers; an error has the output of the programs.
+    pub(crate) fn wait(&mut self, ends: &Ends<'_>, interrupt: &Interrupt) -> Result<()> {
+        let answer = wait_reachable(ends, READY_PATIENCE, interrupt, || self.check_alive());
+        answer.map_err(|error| self.explain(error))
     }
 
     /// Adds the output of the programs to a time-out.
@@ -131,11 +158,13 @@ impl Started {
 /// A tunnel that answers, with its hosts. Fields drop in this order: programs, hosts, directory.
 #[derive(Debug)]
 pub struct Running {
-    started: Started,
+    /// Its programs.
+    pub started: Started,
     /// The hosts at its ends.
     pub hosts: Hosts,
     /// Time from the start until the first answer.
     pub ready_after: Duration,
+    tunnel: Arc<dyn Tunnel>,
     dir: tempfile::TempDir,
 }
 
@@ -148,25 +177,20 @@ impl Running {
         self.started.check_alive()
     }
 
-    /// The hosts and what runs in them, apart.
-    pub(crate) fn parts(&mut self) -> (&Hosts, &mut Started) {
-        (&self.hosts, &mut self.started)
+    /// From where to where load goes through it.
+    pub(crate) fn ends(&self) -> Ends<'_> {
+        self.tunnel.ends(&self.hosts)
+    }
+
+    /// Its interface in a host.
+    pub(crate) fn device(&self, host: &Host) -> String {
+        self.tunnel.device(host)
     }
 
     /// Returns the status of both ends, host A first; empty if there is none.
-    #[must_use]
-    pub fn status(&self, tunnel: &dyn Tunnel) -> Vec<serde_json::Value> {
-        let hosts = [&self.hosts.a, &self.hosts.b];
-        hosts
-            .into_iter()
-            .filter_map(|host| tunnel.status(host, self.dir.path()))
-            .collect()
-    }
-
-    /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
-    #[must_use]
-    pub fn peak_rss(&self) -> Option<u64> {
-        self.started.peak_rss()
+    pub(crate) fn status(&self) -> Vec<serde_json::Value> {
+        let status = |host| self.tunnel.status(host, self.dir.path());
+        self.hosts.both().into_iter().filter_map(status).collect()
     }
 }
 
@@ -174,7 +198,7 @@ impl Running {
 ///
 /// # Errors
 /// Whatever stops it, with the end of its log; [`LabError::Timeout`] when the far end does not answer.
-pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<Running> {
+pub fn start(tunnel: &Arc<dyn Tunnel>, link: Link, interrupt: &Interrupt) -> Result<Running> {
     start_between(tunnel, Hosts::create(tunnel.link(link))?, interrupt)
 }
 
@@ -182,23 +206,22 @@ pub fn start(tunnel: &dyn Tunnel, link: Link, interrupt: &Interrupt) -> Result<R
 ///
 /// # Errors
 /// As with [`start`].
-pub fn start_between(tunnel: &dyn Tunnel, hosts: Hosts, interrupt: &Interrupt) -> Result<Running> {
+pub fn start_between(
+    tunnel: &Arc<dyn Tunnel>,
+    hosts: Hosts,
+    interrupt: &Interrupt,
+) -> Result<Running> {
     let dir = private_directory()?;
     let begin = Instant::now();
-    let started = tunnel.up(&hosts, dir.path(), interrupt)?;
-    let mut running = Running {
+    let mut started = tunnel.up(&hosts, dir.path(), interrupt)?;
+    started.wait(&tunnel.ends(&hosts), interrupt)?;
+    Ok(Running {
         started,
         hosts,
-        ready_after: Duration::ZERO,
+        ready_after: begin.elapsed(),
+        tunnel: Arc::clone(tunnel),
         dir,
-    };
-    let Running { started, hosts, .. } = &mut running;
-    wait_reachable(&tunnel.ends(hosts), READY_PATIENCE, interrupt, || {
-        started.check_alive()
     })
-    .map_err(|e| started.explain(e))?;
-    running.ready_after = begin.elapsed();
-    Ok(running)
 }
 
 /// One end of a tunnel that is to be started.
@@ -251,37 +274,29 @@ pub(crate) fn start_ends(
 
 /// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others. With
 /// `idle_peers`, also Seikan with this many additional peers that never send.
-#[must_use]
-pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
-    let mut all: Vec<Box<dyn Tunnel>> = Vec::new();
-    for without_offload in [false, true] {
-        all.push(Box::new(raw::Raw { without_offload }));
+pub fn all(idle_peers: u32) -> Vec<Arc<dyn Tunnel>> {
+    fn shared(tunnel: impl Tunnel + 'static) -> Arc<dyn Tunnel> {
+        Arc::new(tunnel)
     }
+    let mut all = vec![];
+    all.extend([false, true].map(|without_offload| shared(raw::Raw { without_offload })));
     for protocol in ["native", "wireguard"] {
-        all.push(Box::new(seikan::Seikan::new(protocol, 0)));
+        all.push(shared(seikan::Seikan::new(protocol, 0)));
         if idle_peers > 0 {
-            all.push(Box::new(seikan::Seikan::new(protocol, idle_peers)));
+            all.push(shared(seikan::Seikan::new(protocol, idle_peers)));
         }
     }
-    all.push(Box::new(seikan::Seikan::ethernet()));
-    all.push(Box::new(seikan::Seikan::unrepaired()));
-    for tunnel in wireguard::all() {
-        all.push(Box::new(tunnel));
-    }
-    for tunnel in openvpn::all() {
-        all.push(Box::new(tunnel));
-    }
-    all.push(Box::new(nebula::Nebula));
-    all.push(Box::new(crude::Crude::new(CRUDE, &Changes::default())));
-    all.push(Box::new(middle::Bridge));
-    all.push(Box::new(openvswitch::OpenVSwitch));
-    all.push(Box::new(middle::Naive));
-    for spread in [false, true] {
-        all.push(Box::new(middle::NaiveHosts { spread }));
-    }
-    for tunnel in wireguard::all() {
-        all.push(Box::new(mixed::Mixed::new(tunnel)));
-    }
+    all.push(shared(seikan::Seikan::ethernet()));
+    all.push(shared(seikan::Seikan::unrepaired()));
+    all.extend(wireguard::all().map(shared));
+    all.extend(openvpn::all().map(shared));
+    all.push(shared(nebula::Nebula));
+    all.push(shared(crude::Crude::new(CRUDE, &Changes::default())));
+    all.push(shared(middle::Bridge));
+    all.push(shared(openvswitch::OpenVSwitch));
+    all.push(shared(middle::Naive));
+    all.extend([false, true].map(|spread| shared(middle::NaiveHosts { spread })));
+    all.extend(wireguard::all().map(|tunnel| shared(mixed::Mixed::new(tunnel))));
     all
 }
 
@@ -312,13 +327,12 @@ impl Changes {
 
 /// The tunnel called `name`, started with `changes`; `None` if there is none of that name, or it
 /// cannot be changed.
-#[must_use]
-pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
+pub fn named(name: &str, changes: &Changes) -> Option<Arc<dyn Tunnel>> {
     if let Some(tunnel) = openvpn::changed(name, changes) {
-        return Some(Box::new(tunnel));
+        return Some(Arc::new(tunnel));
     }
     if name == CRUDE {
-        return Some(Box::new(crude::Crude::new(CRUDE, changes)));
+        return Some(Arc::new(crude::Crude::new(CRUDE, changes)));
     }
     if *changes != Changes::default() {
         return None;
@@ -327,22 +341,14 @@ pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
 }
 
 /// Whether the tunnel called `name` has a host in the middle.
-#[must_use]
 pub fn has_middle(name: &str) -> bool {
-    matches!(name, "bridge" | "openvswitch" | "naive")
+    named(name, &Changes::default())
+        .is_some_and(|tunnel| tunnel.link(Link::default()).kind == LinkKind::Middle)
 }
 
-/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel,
-/// the port to A of a host in the middle.
-#[must_use]
+/// The interface of the tunnel called `name` in `host`.
 pub fn inner_device(name: &str, host: &Host) -> String {
-    match name {
-        "bridge" if host.name == "M" => SWITCH.to_owned(),
-        "openvswitch" | "naive" if host.name == "M" => PORTS[0].to_owned(),
-        "raw" | "raw-no-offload" | "bridge" | "openvswitch" => host.device.clone(),
-        "naive" if host.name == "A" => host.device.clone(),
-        _ => device_name(host),
-    }
+    named(name, &Changes::default()).map_or_else(|| device_name(host), |of| of.device(host))
 }
 
 fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
@@ -398,7 +404,7 @@ pub(crate) struct KeyPair {
 impl KeyPair {
     pub(crate) fn generate() -> Result<Self> {
         let mut bytes = [0_u8; 32];
-        seikan_sys::random::fill(&mut bytes).map_err(LabError::io("get random bytes for keys"))?;
+        seikan_sys::random::fill(&mut bytes).doing("get random bytes for keys")?;
         let private = StaticSecret::from(bytes);
         let public = PublicKey::from(&private);
         Ok(Self { private, public })
@@ -424,7 +430,7 @@ pub(crate) fn write_private(file: &Path, content: &str) -> Result<()> {
         .mode(0o600)
         .open(file)
         .and_then(|mut f| f.write_all(content.as_bytes()))
-        .map_err(LabError::io(format!("write {}", file.display())))
+        .doing(format!("write {}", file.display()))
 }
 
 #[cfg(test)]

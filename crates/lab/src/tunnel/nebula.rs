@@ -36,11 +36,11 @@ impl Tunnel for Nebula {
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
         let program = need_program("nebula").map_err(LabError::Setup)?;
         certify(dir, &["ca", "-name", "lab"])?;
-        for host in [&hosts.a, &hosts.b] {
+        for host in hosts.both() {
             let network = format!("{}/24", host.inner);
             certify(dir, &["sign", "-name", host.name, "-ip", &network])?;
         }
-        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
             let file = dir.join(format!("{}.yml", end.host.name));
             write_private(&file, &config(end, &hosts.b))?;
             let mut command = Command::new(&program);

@@ -93,7 +93,7 @@ impl Tunnel for OpenVpn {
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
         let program = need_program("openvpn").map_err(LabError::Setup)?;
         let (server, client) = (identity(dir, "server")?, identity(dir, "client")?);
-        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
             let End { host, other, .. } = end;
             let is_client = host.name == "A";
             let (name, role, peer) = if is_client {

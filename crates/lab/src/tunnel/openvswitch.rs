@@ -9,13 +9,12 @@ use std::process::Command;
 use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::{Host, output};
 use crate::link::{Hosts, Link, LinkKind, PORTS};
 use crate::process::{Process, wait_for};
-use crate::tunnel::middle::host_in_the_middle;
 use crate::tunnel::{
-    READY_PATIENCE, SWITCH, Started, Tunnel, need_program, need_tun, version_line,
+    READY_PATIENCE, SWITCH, Started, Tunnel, link_device, need_program, need_tun, version_line,
 };
 
 /// The switch, as Debian's package openvswitch-switch has it.
@@ -72,11 +71,15 @@ impl Tunnel for OpenVSwitch {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_in(host_in_the_middle(hosts)?, &PORTS, dir, interrupt)
+        start_in(hosts.middle()?, &PORTS, dir, interrupt)
     }
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
+    }
+
+    fn device(&self, host: &Host) -> String {
+        link_device(host, PORTS[0])
     }
 }
 
@@ -135,7 +138,7 @@ pub(crate) fn start_in(
 pub(crate) fn forget_flows(dir: &Path, tables: Option<u32>) -> Result<()> {
     const FLOW_LIMIT: &str = "other_config:flow-limit=0";
     let file = dir.join("rules");
-    std::fs::write(&file, rules(tables.unwrap_or(1))).map_err(LabError::io("write rules"))?;
+    std::fs::write(&file, rules(tables.unwrap_or(1))).doing("write rules")?;
     let file = file.display().to_string();
     let at = format!("unix:{}", dir.join(format!("{SWITCH}.mgmt")).display());
     run("ovs-ofctl", &["-O", "OpenFlow13", "del-flows", &at], dir)?;

@@ -3,7 +3,7 @@
 //!
 //! A read returns a super-packet of several segments where the kernel has one, behind the
 //! virtio-net header that describes it, so N frames cross between kernel and program at once. With
-//! a number of frames for each write ([`PassThrough::frames_per_write`]), the end that writes
+//! a number of frames for each write ([`PassThroughOptions::frames_per_write`]), the end that writes
 //! splits or merges what the other end has read, so both crossings can be chosen apart.
 
 use std::io::{self, IoSlice, Read, Write};
@@ -12,16 +12,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use ipnet::Ipv4Net;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_proto::inbox::{self, Inbox, MAX_PIECES};
 use seikan_proto::indices::PeerId;
 use seikan_proto::segment::SuperPacket;
-use seikan_sys::netlink::{AddressOptions, Netlink};
+use seikan_sys::netlink::Netlink;
 use seikan_sys::tun::{READ_BUFFER_LEN, Tun, TunOptions};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 
 /// How long the connecting end tries, and how long between two attempts.
 const ATTEMPTS: u32 = 100;
@@ -30,6 +31,35 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PREFIX: usize = 4;
 /// Bytes that are received at once where frames are merged: at least one packet with its length.
 const BATCH_LEN: usize = 2 * (PREFIX + READ_BUFFER_LEN);
+
+/// An end, and where the other one is.
+#[derive(Clone, Debug, Args)]
+pub struct PassThroughOptions {
+    /// Name of the TUN device to make
+    #[arg(long, value_name = "INTERFACE")]
+    pub device: String,
+    /// Its address
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Ipv4Net,
+    /// Wait for the other end here
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with = "connect",
+        required_unless_present = "connect"
+    )]
+    pub listen: Option<SocketAddr>,
+    /// Connect to the other end there
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub connect: Option<SocketAddr>,
+    /// MTU of the device
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    pub mtu: u32,
+    /// Frames in each write to the device [default: as many as the other end has read at once]
+    // 1 splits super-packets, more merge consecutive frames of a flow up to that many.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub frames_per_write: Option<u32>,
+}
 
 /// One end. Its device and connection belong to the namespace that it was opened in.
 #[derive(Debug)]
@@ -40,51 +70,35 @@ pub struct PassThrough {
 }
 
 impl PassThrough {
-    /// Makes the device with this name and MTU, and then waits for a connection to `address` or
-    /// makes one.
+    /// Makes the device, and then waits for a connection or makes one.
     ///
     /// # Errors
     /// A device of that name, no `CAP_NET_ADMIN`, no connection within 5 s.
-    pub fn open(
-        (device, mtu): (&str, u32),
-        own: Ipv4Net,
-        address: SocketAddr,
-        listen: bool,
-    ) -> Result<Self> {
+    pub fn open(options: &PassThroughOptions) -> Result<Self> {
         let tun = Tun::create(&TunOptions {
-            name: device.to_owned(),
-            mtu,
+            name: options.device.clone(),
+            mtu: options.mtu,
             queues: 1,
             offload: true,
         })?;
         let netlink = Netlink::open()?;
-        let index = netlink.link(device)?.index;
-        netlink.add_address_with(index, own.into(), AddressOptions::default())?;
+        let index = netlink.link(&options.device)?.index;
+        netlink.add_address(index, options.address.into())?;
         netlink.set_up(index)?;
-        let stream = if listen {
-            TcpListener::bind(address).and_then(|listener| Ok(listener.accept()?.0))
-        } else {
-            connect(address)
+        let stream = match (options.listen, options.connect) {
+            (Some(at), _) => TcpListener::bind(at).and_then(|listener| Ok(listener.accept()?.0)),
+            (None, Some(to)) => connect(to),
+            (None, None) => return Err(LabError::Usage("either --listen or --connect".into())),
         };
-        let stream = stream.map_err(LabError::io(format!("connect the ends by {address}")))?;
+        let stream = stream.doing("connect the ends")?;
         stream
             .set_nodelay(true)
-            .map_err(LabError::io("switch Nagle's algorithm off"))?;
+            .doing("switch Nagle's algorithm off")?;
         Ok(Self {
             tun,
             stream,
-            frames_per_write: None,
+            frames_per_write: options.frames_per_write,
         })
-    }
-
-    /// Frames that a write to the device carries: 1 splits super-packets, more merge consecutive
-    /// frames of a flow up to that many. Without it, a write carries what the other end has read.
-    #[must_use]
-    pub fn frames_per_write(self, frames: Option<u32>) -> Self {
-        Self {
-            frames_per_write: frames,
-            ..self
-        }
     }
 
     /// Carries packets until the other end goes. A thread of its own waits for the device; it ends
@@ -101,7 +115,7 @@ impl PassThrough {
             let _ = sender.stream.shutdown(Shutdown::Both);
             ended
         });
-        end.receive().map_err(LabError::io("carry packets"))
+        end.receive().doing("carry packets")
     }
 
     /// From the device to the connection.

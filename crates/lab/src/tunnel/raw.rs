@@ -6,8 +6,9 @@ use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
+use crate::host::Host;
 use crate::link::{Hosts, Link};
-use crate::tunnel::{Started, Tunnel};
+use crate::tunnel::{Started, Tunnel, link_device};
 
 /// The link as requested, or without offloads, independent of the request.
 pub(super) struct Raw {
@@ -36,5 +37,9 @@ impl Tunnel for Raw {
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
+    }
+
+    fn device(&self, host: &Host) -> String {
+        link_device(host, "")
     }
 }

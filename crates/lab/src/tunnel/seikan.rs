@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, Result};
 use crate::host::Host;
 use crate::link::Hosts;
 use crate::process::Process;
@@ -98,8 +98,7 @@ impl Seikan {
         let mut sections = String::new();
         for n in 0..self.idle_peers {
             let mut key = [0_u8; 32];
-            seikan_sys::random::fill(&mut key)
-                .map_err(LabError::io("get random bytes for keys"))?;
+            seikan_sys::random::fill(&mut key).doing("get random bytes for keys")?;
             let [_, a, b, c] = n.to_be_bytes();
             // Apart from the hosts' own networks (10.77.0.0/24 and 10.78.0.0/24).
             let _ = writeln!(
@@ -196,8 +195,7 @@ impl Tunnel for Seikan {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let ends = [&hosts.a, &hosts.b];
-        start_ends(ends, dir, interrupt, &mut |end| self.start_end(end))
+        start_ends(hosts.both(), dir, interrupt, &mut |end| self.start_end(end))
     }
 
     fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {

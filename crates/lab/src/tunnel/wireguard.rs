@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::link::Hosts;
 use crate::process::{Process, wait_for};
 use crate::tunnel::{End, PORT, Started, Tunnel, need_program, need_tun, start_ends, version_line};
@@ -69,8 +69,7 @@ impl Tunnel for WireGuard {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let ends = [&hosts.a, &hosts.b];
-        start_ends(ends, dir, interrupt, &mut |end| {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
             self.start_end(end, interrupt)
         })
     }
@@ -131,9 +130,7 @@ fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
         .and_then(|()| socket.write_all(request.as_bytes()))
         .and_then(|()| socket.shutdown(Shutdown::Write))
         .and_then(|()| socket.read_to_string(&mut answer))
-        .map_err(LabError::io(
-            "configure the tunnel through its control socket",
-        ))?;
+        .doing("configure the tunnel through its control socket")?;
     if answer.lines().any(|l| l == "errno=0") {
         return Ok(());
     }

@@ -21,6 +21,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, Parser, Subcommand};
+use seikan_lab::tunnel::crude::CrudeOptions;
+use seikan_lab::tunnel::pass_through::PassThroughOptions;
+use seikan_lab::wire::CarrierOptions;
 use seikan_lab::{LabError, Result};
 use seikan_ui::screen::{Screen, Table};
 use seikan_ui::{Interrupt, Progress, ProgressBar, generate, output};
@@ -64,13 +67,13 @@ pub enum LabVerb {
     Naive(subjects::NaiveArguments),
     /// Carry frames between two TAP devices, with faults
     #[command(hide = true)]
-    Wire(subjects::WireArguments),
+    Wire(CarrierOptions),
     /// Run one end of the crude tunnel, sick in chosen ways
     #[command(hide = true)]
-    Crude(subjects::CrudeArguments),
+    Crude(CrudeOptions),
     /// Run one end of a program that only passes packets on
     #[command(hide = true)]
-    PassThrough(subjects::PassThroughArguments),
+    PassThrough(PassThroughOptions),
     /// Measure the rate of a flow while other hosts flood the tunnel's port
     Hostile(hostile::HostileArguments),
     /// Make a tunnel slow and run the doctor on it

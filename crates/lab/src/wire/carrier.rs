@@ -6,9 +6,10 @@
 
 use std::io::{self, ErrorKind, IoSlice, Stdin, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::{Args, ValueHint};
 use seikan_sys::clock::monotonic;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::netns::NetNs;
@@ -17,7 +18,7 @@ use seikan_sys::tun::{TAP_READ_BUFFER_LEN, Tun, TunOptions};
 
 use super::direction::Direction;
 use super::{DirectionCounts, Order, WireCounts};
-use crate::error::{LabError, Result};
+use crate::error::{Doing, Result};
 
 /// Packets read from a device before anything else is looked at.
 const BATCH: usize = 64;
@@ -27,6 +28,26 @@ const QUEUE: u32 = 8192;
 const ORDERS: u64 = 2;
 /// An order is no longer than this, in bytes.
 const LONGEST_ORDER: usize = 1 << 16;
+
+/// The devices, and the properties of the wire that do not change.
+#[derive(Clone, Debug, Args)]
+pub struct CarrierOptions {
+    /// Name of the TAP device to make here
+    #[arg(long, value_name = "INTERFACE")]
+    pub near: String,
+    /// Name of the TAP device to make in the other namespace
+    #[arg(long, value_name = "INTERFACE")]
+    pub far: String,
+    /// The other network namespace
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub far_namespace: PathBuf,
+    /// Seed of the random faults
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub seed: u64,
+    /// Run with real-time priority
+    #[arg(long)]
+    pub punctual: bool,
+}
 
 /// A device and where its counters are read.
 struct End {
@@ -73,27 +94,23 @@ impl End {
 ///
 /// # Errors
 /// What the kernel refuses; an order that is none.
-pub fn carry(
-    [near, far]: [&str; 2],
-    far_namespace: &Path,
-    seed: u64,
-    punctual: bool,
-) -> Result<()> {
+pub fn carry(options: &CarrierOptions) -> Result<()> {
+    let seed = options.seed;
     // Late wake-ups would add delay; if the kernel refuses, it remains, and is counted.
     let _ = nix::sys::prctl::set_timerslack(1);
-    if punctual {
+    if options.punctual {
         let _ = seikan_sys::schedule::set_real_time();
     }
-    let near = End::open(near)?;
-    let there = NetNs::open(far_namespace)?;
-    let far = there.run(|| End::open(far))??;
+    let near = End::open(&options.near)?;
+    let there = NetNs::open(&options.far_namespace)?;
+    let far = there.run(|| End::open(&options.far))??;
     let mut carrier = Carrier {
         ends: [near, far],
         directions: [Direction::new(seed), Direction::new(!seed)],
         orders: Vec::new(),
         stdin: io::stdin(),
     };
-    carrier.run().map_err(LabError::io("carry frames"))
+    carrier.run().doing("carry frames")
 }
 
 struct Carrier {

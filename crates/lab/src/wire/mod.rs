@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 use crate::program;
 
-pub use carrier::carry;
+pub use carrier::{CarrierOptions, carry};
 
 /// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
 /// for each frame.
@@ -163,7 +163,6 @@ pub struct WireFaults {
 
 impl WireFaults {
     /// The same in both directions.
-    #[must_use]
     pub fn both(faults: Faults) -> Self {
         Self {
             a_to_b: faults,
@@ -282,9 +281,7 @@ impl Wire {
             .stderr(Stdio::piped())
             // Ctrl-C goes to us alone.
             .process_group(0);
-        let mut child = a
-            .spawn(&mut command)
-            .map_err(LabError::io("start a wire"))?;
+        let mut child = a.spawn(&mut command).doing("start a wire")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let Some(pipes) = stdin.zip(stdout) else {
             return Err(LabError::Setup("a wire without pipes".to_owned()));
@@ -317,7 +314,6 @@ impl Wire {
     }
 
     /// The carrying program's process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -137,7 +138,8 @@ fn a_stream_passes_unharmed_whatever_it_suffers_from() {
         if let Err(reason) = tunnel.availability() {
             return skip(&reason);
         }
-        let mut running = match start(&tunnel, Link::default(), &Interrupt::new()) {
+        let shared: Arc<dyn Tunnel> = Arc::new(tunnel.clone());
+        let mut running = match start(&shared, Link::default(), &Interrupt::new()) {
             Ok(running) => running,
             Err(error) => return skip(&error.to_string()),
         };

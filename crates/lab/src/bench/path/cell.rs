@@ -153,7 +153,6 @@ impl Cell {
     ///
     /// The average window is the larger of that of its own region (section 5.1, with C = 0.4 and
     /// beta = 0.7) and of the one that it shares with Reno (section 4.3: sqrt(3 / 2p)).
-    #[must_use]
     pub fn predicted_mbit(&self) -> Option<f64> {
         let p = self.loss_percent / 100.0;
         let plain = self.loss_burst <= 1.0 && self.reorder_percent <= 0.0;

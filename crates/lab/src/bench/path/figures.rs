@@ -87,7 +87,6 @@ pub struct PathLoadSummary {
 
 impl PathLoadSummary {
     /// The median of a figure.
-    #[must_use]
     pub fn median(&self, figure: Figure) -> Option<f64> {
         self.figures.get(&figure).map(|spread| spread.median)
     }
@@ -112,7 +111,6 @@ pub struct PathTunnel {
 
 impl PathTunnel {
     /// The summary of `load`.
-    #[must_use]
     pub fn load(&self, load: Load) -> Option<&PathLoadSummary> {
         self.loads.iter().find(|l| l.load == load)
     }
@@ -131,7 +129,6 @@ pub struct CellReport {
 
 impl CellReport {
     /// The path without a tunnel, if it was measured.
-    #[must_use]
     pub fn raw(&self) -> Option<&PathTunnel> {
         self.tunnels.iter().find(|t| t.name == YARDSTICK)
     }
@@ -158,7 +155,6 @@ pub struct PathReport {
 
 impl PathReport {
     /// Whether the raw path or a Seikan tunnel failed. A failure of another tunnel is a finding.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.cells
             .iter()

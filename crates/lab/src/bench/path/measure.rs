@@ -1,6 +1,7 @@
 //! One tunnel over one path: a load, voice beside it, and the emulator's counts of both.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seikan_load::{
@@ -13,11 +14,11 @@ use seikan_ui::Interrupt;
 use super::cell::Cell;
 use super::figures::{Figure, Figures, PathRound, PathRoundLoad};
 use crate::bench::{Load, YARDSTICK};
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, in_words};
 use crate::host::{Host, network};
 use crate::link::{Hosts, Link, LinkKind};
 use crate::load::live;
-use crate::tunnel::{self, Started, Tunnel};
+use crate::tunnel::{self, Running, Started, Tunnel};
 use crate::wire::{Faults, Wire, WireCounts, WireFaults};
 
 /// Interval of voice: 50 datagrams a second.
@@ -72,7 +73,7 @@ struct Site<'a> {
 
 /// Measures a tunnel over a path; calls `step` before each load. Only an interruption is an error.
 pub(super) fn measure(
-    tunnel: &dyn Tunnel,
+    tunnel: &Arc<dyn Tunnel>,
     cell: &Cell,
     seed: u64,
     plan: Plan<'_>,
@@ -90,29 +91,25 @@ pub(super) fn measure(
         ..Link::default()
     };
     step("starting");
-    let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|mut running| {
-        let (hosts, started) = running.parts();
+    let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|running| {
+        let Running {
+            hosts, mut started, ..
+        } = running;
         let Some(wire) = &hosts.wire else {
             return Err(LabError::Setup("the tunnel has no emulated path".into()));
         };
-        for host in [&hosts.a, &hosts.b] {
-            prepare(host)?;
-        }
+        hosts.both().into_iter().try_for_each(prepare)?;
         let site = Site {
-            hosts,
+            hosts: &hosts,
             wire,
-            ends: tunnel.ends(hosts),
+            ends: tunnel.ends(&hosts),
             faults,
             raw: tunnel.name() == YARDSTICK,
             plan,
         };
-        site.measure(started, &mut round, step)
+        site.measure(&mut started, &mut round, step)
     });
-    match outcome {
-        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-        Err(error) => round.error = Some(error.to_string()),
-        Ok(()) => {}
-    }
+    round.error = in_words(outcome)?.err();
     Ok(round)
 }
 
@@ -132,15 +129,11 @@ impl Site<'_> {
         round.idle_ms = (idle.received > 0).then_some(idle.min_us / 1e3);
         for &load in loads {
             step(load.title());
-            let (figures, error) = match self.run(load, started) {
-                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-                Err(error) => (Figures::new(), Some(error.to_string())),
-                Ok(figures) => (figures, None),
-            };
+            let outcome = in_words(self.run(load, started))?;
             round.loads.push(PathRoundLoad {
                 load,
-                figures,
-                error,
+                error: outcome.as_ref().err().cloned(),
+                figures: outcome.unwrap_or_default(),
             });
             started.check_alive()?;
             interrupt.sleep(SETTLE)?;

@@ -80,7 +80,7 @@ pub fn bench_paths(
                 };
                 // The same losses for every tunnel of a round.
                 let seed = u64::from(round);
-                rounds.push(measure(tunnel.as_ref(), cell, seed, plan, &mut step)?);
+                rounds.push(measure(tunnel, cell, seed, plan, &mut step)?);
                 done += per_tunnel;
             }
         }

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -29,7 +30,7 @@ use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
-use crate::error::{LabError, Result};
+use crate::error::{Doing, LabError, Result};
 use crate::host::Host;
 
 pub use frame::PORT;
@@ -56,25 +57,40 @@ const IPPROTO_RAW: i32 = 255;
 /// `BPF_RET` with a constant (linux/filter.h): how many bytes of a packet are taken.
 const RETURN: u16 = 0x06;
 
-/// The inside of an end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Inside {
-    /// A gateway: packets of other machines on a LAN.
-    Lan {
-        /// Name of the nic.
-        nic: String,
-        /// Destinations that are carried.
-        overlay: Ipv4Net,
-    },
-    /// A host with a TUN device of its own.
-    Tun {
-        /// Name of the device, which is made.
-        device: String,
-        /// Its address and network.
-        address: Ipv4Net,
-        /// Networks routed into it, in addition to its own.
-        networks: Vec<Ipv4Net>,
-    },
+/// An end: the outside, and what it carries.
+#[derive(Clone, Debug, Args)]
+pub struct NaiveOptions {
+    /// Interface to the outside
+    #[arg(long, value_name = "INTERFACE")]
+    pub wan: String,
+    /// Address of the other end
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Ipv4Addr,
+    /// Carry what machines on this nic send
+    #[arg(
+        long,
+        value_name = "INTERFACE",
+        requires = "overlay",
+        conflicts_with = "tun",
+        required_unless_present = "tun"
+    )]
+    pub lan: Option<String>,
+    /// to these destinations
+    #[arg(long, value_name = "NETWORK", default_value = "10.77.0.0/24")]
+    pub overlay: Ipv4Net,
+    /// Carry what this machine sends into a TUN device, which is made
+    #[arg(long, value_name = "INTERFACE", requires = "address")]
+    pub tun: Option<String>,
+    /// with this address
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Option<Ipv4Net>,
+    /// and these networks routed into it
+    #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
+    pub network: Vec<Ipv4Net>,
+    /// Send packets from this many ports by turns
+    // Nobody sees then that they belong together.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub ports: u8,
 }
 
 /// Packet counts. `out` is towards the other end.
@@ -134,55 +150,45 @@ enum Side {
 }
 
 impl Naive {
-    /// Opens the sockets, on the interface `wan` to the outside, towards the other end's address
-    /// there, and the TUN device, in the calling thread's network namespace.
+    /// Opens the sockets and the TUN device, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`.
-    pub fn open(wan: &str, peer: Ipv4Addr, inside: &Inside) -> Result<Self> {
+    /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`; no port is free.
+    pub fn open(options: &NaiveOptions) -> Result<Self> {
         let netlink = Netlink::open()?;
         let index = |name: &str| netlink.link(name).map(|link| link.index);
-        let wan = index(wan)?;
-        let (side, nics) = match inside {
-            Inside::Lan { nic, overlay } => {
+        let wan = index(&options.wan)?;
+        let mut nics = vec![wan];
+        let side = match (&options.lan, &options.tun, options.address) {
+            (Some(nic), ..) => {
                 let index = index(nic)?;
+                nics.push(index);
                 let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)));
-                let side = Side::Lan {
+                Side::Lan {
                     index,
-                    overlay: *overlay,
-                    raw: raw.map_err(LabError::io("open a raw IP socket (needs CAP_NET_RAW)"))?,
-                };
-                (side, vec![wan, index])
+                    overlay: options.overlay,
+                    raw: raw.doing("open a raw IP socket (needs CAP_NET_RAW)")?,
+                }
             }
-            Inside::Tun {
-                device,
-                address,
-                networks,
-            } => (
-                Side::Tun(Box::new(open_tun(&netlink, device, *address, networks)?)),
-                vec![wan],
-            ),
+            (None, Some(device), Some(address)) => {
+                let tun = open_tun(&netlink, device, address, &options.network)?;
+                Side::Tun(Box::new(tun))
+            }
+            _ => {
+                let missing = "either --lan, or --tun with --address";
+                return Err(LabError::Usage(missing.into()));
+            }
         };
+        let ports = [PORT].into_iter().chain((1..options.ports).map(|_| 0));
         Ok(Self {
-            nic: packet_socket(&nics).map_err(LabError::io("open a packet socket"))?,
-            udp: vec![sending_socket(PORT)?],
-            peer: SocketAddrV4::new(peer, PORT).into(),
+            nic: packet_socket(&nics).doing("open a packet socket")?,
+            udp: ports.map(sending_socket).collect::<Result<_>>()?,
+            peer: SocketAddrV4::new(options.peer, PORT).into(),
             wan,
             side,
             number: 0,
             counts: Arc::default(),
         })
-    }
-
-    /// Sends packets from this many ports by turns, so that nobody sees that they belong together.
-    ///
-    /// # Errors
-    /// No port is free.
-    pub fn spread(mut self, ports: u8) -> Result<Self> {
-        for _ in 1..ports {
-            self.udp.push(sending_socket(0)?);
-        }
-        Ok(self)
     }
 
     /// Carries packets until `stop` is raised.
@@ -194,21 +200,20 @@ impl Naive {
         while !stop.is_raised() {
             let (nic, tun) = self
                 .wait()
-                .map_err(|errno| LabError::io("wait for packets")(errno.into()))?;
+                .map_err(io::Error::from)
+                .doing("wait for packets")?;
             if nic {
                 self.read_nic(&mut buffer)
-                    .map_err(LabError::io("read from a packet socket"))?;
+                    .doing("read from a packet socket")?;
             }
             if tun {
-                self.read_tun(&mut buffer)
-                    .map_err(LabError::io("read from a TUN device"))?;
+                self.read_tun(&mut buffer).doing("read from a TUN device")?;
             }
         }
         Ok(())
     }
 
     /// Returns the packet counts so far.
-    #[must_use]
     pub fn counts(&self) -> NaiveCounts {
         *lock(&self.counts)
     }
@@ -311,11 +316,11 @@ impl Naive {
 
 /// A socket that only sends, because the packet socket receives; port 0 is any.
 fn sending_socket(port: u16) -> Result<UdpSocket> {
-    let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))
-        .map_err(LabError::io(format!("bind to UDP port {port}")))?;
+    let udp =
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).doing(format!("bind to UDP port {port}"))?;
     SockRef::from(&udp)
         .attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
-        .map_err(LabError::io("attach a filter to a socket"))?;
+        .doing("attach a filter to a socket")?;
     Ok(udp)
 }
 
@@ -399,14 +404,14 @@ impl Worker {
     ///
     /// # Errors
     /// As [`Naive::open`].
-    pub fn start(host: &Host, wan: &str, peer: Ipv4Addr, inside: &Inside) -> Result<Self> {
-        let mut naive = host.run(|| Naive::open(wan, peer, inside))??;
+    pub fn start(host: &Host, options: &NaiveOptions) -> Result<Self> {
+        let mut naive = host.run(|| Naive::open(options))??;
         let (stop, counts) = (Interrupt::new(), Arc::clone(&naive.counts));
         let flag = stop.clone();
         let thread = std::thread::Builder::new()
             .name("naive".to_owned())
             .spawn(move || naive.run(&flag))
-            .map_err(LabError::io("start a thread"))?;
+            .doing("start a thread")?;
         Ok(Self {
             stop,
             counts,
@@ -415,7 +420,6 @@ impl Worker {
     }
 
     /// Returns the packet counts so far.
-    #[must_use]
     pub fn counts(&self) -> NaiveCounts {
         *lock(&self.counts)
     }

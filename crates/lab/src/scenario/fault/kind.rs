@@ -109,7 +109,6 @@ pub struct Limits {
 
 impl Limits {
     /// Whether a severity is possible.
-    #[must_use]
     pub fn contains(&self, severity: f64) -> bool {
         (self.min..=self.max).contains(&severity)
     }
@@ -117,7 +116,6 @@ impl Limits {
 
 impl FaultKind {
     /// Returns the limits of its severity; `None` if it has none.
-    #[must_use]
     pub fn limits(self) -> Option<Limits> {
         let (min, max, whole, unit) = match self {
             Self::None
@@ -164,13 +162,11 @@ impl FaultKind {
     }
 
     /// The unit of its severity; empty if it has none.
-    #[must_use]
     pub fn unit(self) -> &'static str {
         self.limits().map_or("", |limits| limits.unit)
     }
 
     /// A severity that this kind can have.
-    #[must_use]
     pub fn round(self, severity: f64) -> f64 {
         match self.limits() {
             Some(limits) if limits.whole => severity.round().clamp(limits.min, limits.max),
@@ -197,7 +193,6 @@ impl FaultKind {
     }
 
     /// How long streams take until they run as they do with this fault.
-    #[must_use]
     pub fn settling(self) -> Duration {
         Duration::from_secs(match self {
             // Slow start doubles once in a round trip.
@@ -207,7 +202,6 @@ impl FaultKind {
     }
 
     /// Returns whether it needs an emulated link.
-    #[must_use]
     pub fn is_of_a_wire(self) -> bool {
         wire::with(self, 1.0, Faults::default()).is_some()
     }

@@ -22,7 +22,7 @@ pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};
-use crate::host::{Host, all_cpus};
+use crate::host::{Host, OFFLOADS, all_cpus};
 use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
@@ -139,14 +139,12 @@ impl Drop for Applied<'_> {
 
 impl Fault {
     /// Whether there is no fault.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         self.kind == FaultKind::None
     }
 
     /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can
     /// come on top of another one.
-    #[must_use]
     pub fn is_of_a_running_tunnel(&self) -> bool {
         let of_the_load = matches!(
             self.kind,
@@ -156,7 +154,6 @@ impl Fault {
     }
 
     /// Whether this fault can be made in the tunnel called `name`.
-    #[must_use]
     pub fn can_be_in(&self, name: &str) -> bool {
         let programs = self.kind.programs();
         programs.is_none_or(|all| all.iter().any(|program| name.starts_with(program)))
@@ -189,7 +186,6 @@ impl Fault {
     }
 
     /// Returns the changes that the tunnel starts with in the absence of the fault.
-    #[must_use]
     pub fn changes_without(&self) -> Changes {
         match self.kind {
             FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow => {
@@ -222,7 +218,6 @@ impl Fault {
     }
 
     /// Returns the changes that the tunnel called `name` starts with.
-    #[must_use]
     pub fn changes(&self, name: &str, severity: f64) -> Changes {
         let words = match self.kind {
             FaultKind::ReceiveBufferOption => format!("--rcvbuf {severity:.0}"),
@@ -278,13 +273,11 @@ impl Fault {
     }
 
     /// Returns whether the tunnel must restart for this fault.
-    #[must_use]
     pub fn needs_restart(&self) -> bool {
         self.kind.programs().is_some() || self.kind == FaultKind::DefaultReceiveBuffer
     }
 
     /// Returns the application's load under this fault.
-    #[must_use]
     pub fn load(&self, severity: f64, load: LiveOptions) -> LiveOptions {
         match self.kind {
             FaultKind::ApplicationLimited => LiveOptions {
@@ -361,12 +354,7 @@ impl Fault {
             FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
                 nic.mtu(network::BELIEVED_MTU)
             }
-            FaultKind::OffloadsOff => nic.offloads(&[
-                Feature::Tso,
-                Feature::Gso,
-                Feature::Gro,
-                Feature::TxChecksum,
-            ]),
+            FaultKind::OffloadsOff => nic.offloads(&OFFLOADS),
             FaultKind::NetdevBacklog => {
                 // So that packets come in bursts: a super-packet of datagrams is cut up just before
                 // the link.

@@ -28,7 +28,6 @@ pub struct Crude {
 
 impl Crude {
     /// With this name in reports, and changes.
-    #[must_use]
     pub fn new(name: &str, changes: &Changes) -> Self {
         Self {
             name: name.to_owned(),
@@ -52,7 +51,7 @@ impl Tunnel for Crude {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
             let End { host, other, .. } = end;
             let mut command = crate::program::lab_command()?;
             command

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use clap::Args;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -19,34 +20,60 @@ use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use super::cost::{Handoff, Work};
-use crate::error::{LabError, Result};
+use crate::error::{Doing, Result};
 
 /// A waiting loop looks at its flag this often, in milliseconds.
 const PATIENCE: u16 = 50;
 
-/// How sick it is.
-#[derive(Clone, Copy, Debug)]
+/// An end: its addresses, and how sick it is.
+#[derive(Clone, Debug, Args)]
 pub struct CrudeOptions {
-    /// MTU of its device, in bytes. It reads no more of a packet from either side, so larger
-    /// packets from the other end arrive truncated. TCP avoids such packets: it uses the smaller
-    /// segment size of both ends.
+    /// Name of the TUN device to make
+    #[arg(long, value_name = "INTERFACE")]
+    pub device: String,
+    /// Its addresses
+    #[arg(
+        long,
+        value_name = "ADDRESS/LENGTH,...",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub address: Vec<IpNet>,
+    /// Own address outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Address of the other end outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub peer: SocketAddr,
+    /// MTU of the device
+    // It reads no more of a packet from either side, so larger packets from the other end arrive
+    // truncated. TCP avoids such packets: it uses the smaller segment size of both ends.
+    #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mtu: u32,
-    /// A slow cipher: processor time spent on each packet, in nanoseconds, in a function named
-    /// `chacha20_block_slow`. The rounds it takes are measured once, so that a preempted end does
-    /// not get away with less.
-    pub burn_ns: u64,
-    /// Hands each packet on twice, from thread to thread, and waits each time until it was taken.
+    /// Spend so much processor time on each packet, as a slow cipher does
+    // In a function named `chacha20_block_slow`. The rounds that it takes are measured once, so that
+    // a preempted end does not get away with less.
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 0)]
+    pub burn: u64,
+    /// Hand each packet on twice, from thread to thread
+    // It waits each time until the packet was taken.
+    #[arg(long)]
     pub handoff: bool,
-    /// How often each packet is copied out into a large memory and back.
+    /// Copy each packet so often to memory and back
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
     pub copy: u32,
-    /// Receive buffer of the UDP socket, in bytes as setsockopt(2) takes them (the kernel doubles
-    /// it); `None`: the kernel's default.
+    /// Receive buffer of the socket
+    // As setsockopt(2) takes it: the kernel doubles it.
+    #[arg(long, value_name = "BYTES")]
     pub rcvbuf: Option<usize>,
-    /// Send buffer of the UDP socket, likewise.
+    /// Send buffer of the socket
+    #[arg(long, value_name = "BYTES")]
     pub sndbuf: Option<usize>,
-    /// Packets that its device holds for it (`txqueuelen`); `None`: the kernel's default, 500.
+    /// Packets that the device holds
+    #[arg(long, value_name = "PACKETS")]
     pub queue: Option<u32>,
-    /// Outer flows, 1 to 255: inner connections are distributed over them.
+    /// Spread connections over so many outer flows
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub lanes: u8,
 }
 
@@ -87,25 +114,19 @@ pub struct CrudeEnd {
     udp: UdpSocket,
     /// Sockets of the other flows, which only send.
     lanes: Vec<UdpSocket>,
-    peer: SocketAddr,
     options: CrudeOptions,
     counts: Mutex<CrudeCounts>,
 }
 
 impl CrudeEnd {
-    /// Makes the device with these addresses, and the socket between these two, in the calling
-    /// thread's network namespace.
+    /// Makes the device and the socket in the calling thread's network namespace.
     ///
     /// # Errors
     /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
-    pub fn open(
-        device: &str,
-        addresses: &[IpNet],
-        [listen, peer]: [SocketAddr; 2],
-        options: CrudeOptions,
-    ) -> Result<Self> {
+    pub fn open(options: CrudeOptions) -> Result<Self> {
+        let device = &options.device;
         let tun = Tun::create_without_header(&TunOptions {
-            name: device.to_owned(),
+            name: device.clone(),
             mtu: options.mtu,
             queues: 1,
             offload: false,
@@ -119,7 +140,7 @@ impl CrudeEnd {
             no_dad: true,
             ..AddressOptions::default()
         };
-        for address in addresses {
+        for address in &options.address {
             let done = netlink.add_address_with(index, *address, no_dad);
             // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
             if matches!(address, IpNet::V4(_)) {
@@ -127,16 +148,15 @@ impl CrudeEnd {
             }
         }
         netlink.set_up(index)?;
-        let udp = open_socket(listen, &options).map_err(LabError::io("open the outer socket"))?;
+        let udp = open_socket(&options).doing("open the outer socket")?;
         let lanes = (1..options.lanes)
-            .map(|_| UdpSocket::bind((listen.ip(), 0)))
+            .map(|_| UdpSocket::bind((options.listen.ip(), 0)))
             .collect::<io::Result<_>>()
-            .map_err(LabError::io("open a socket for another flow"))?;
+            .doing("open a socket for another flow")?;
         Ok(Self {
             tun,
             udp,
             lanes,
-            peer,
             options,
             counts: Mutex::default(),
         })
@@ -157,11 +177,10 @@ impl CrudeEnd {
                 true
             })
         };
-        done.map_err(LabError::io("carry packets"))
+        done.doing("carry packets")
     }
 
     /// Returns the packet counts so far.
-    #[must_use]
     pub fn counts(&self) -> CrudeCounts {
         let socket = SockRef::from(&self.udp);
         CrudeCounts {
@@ -176,10 +195,7 @@ impl CrudeEnd {
     }
 
     fn work(&self) -> Work {
-        Work::new(
-            Duration::from_nanos(self.options.burn_ns),
-            self.options.copy,
-        )
+        Work::new(Duration::from_nanos(self.options.burn), self.options.copy)
     }
 
     /// Gives one packet after the other to `next`, until the flag is up or `next` says so.
@@ -246,24 +262,22 @@ impl CrudeEnd {
     fn send(&self, direction: Direction, packet: &[u8]) {
         match direction {
             Direction::Out => {
-                let sent = self.socket_for(packet).send_to(packet, self.peer);
+                let sent = self.socket_for(packet).send_to(packet, self.options.peer);
                 let mut counts = self.lock();
-                *if sent.is_ok() {
-                    &mut counts.out
-                } else {
-                    &mut counts.unsent
-                } += 1;
+                match sent {
+                    Ok(_) => counts.out += 1,
+                    Err(_) => counts.unsent += 1,
+                }
             }
             Direction::In => {
                 let none = [0; VNET_HEADER_LEN];
                 let parts = [IoSlice::new(&none), IoSlice::new(packet)];
                 let taken = self.tun.queues()[0].write_vectored(&parts);
                 let mut counts = self.lock();
-                *if taken.is_ok() {
-                    &mut counts.arrived
-                } else {
-                    &mut counts.undelivered
-                } += 1;
+                match taken {
+                    Ok(_) => counts.arrived += 1,
+                    Err(_) => counts.undelivered += 1,
+                }
             }
         }
     }
@@ -333,8 +347,8 @@ fn flow_of(packet: &[u8], lanes: u8) -> usize {
 
 /// Sends block, as in similar programs. A receive that poll(2) announced, but whose packet had a
 /// bad checksum, blocks only shortly.
-fn open_socket(listen: SocketAddr, options: &CrudeOptions) -> io::Result<UdpSocket> {
-    let udp = UdpSocket::bind(listen)?;
+fn open_socket(options: &CrudeOptions) -> io::Result<UdpSocket> {
+    let udp = UdpSocket::bind(options.listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
     let socket = SockRef::from(&udp);
     if let Some(bytes) = options.rcvbuf {
