@@ -1,7 +1,6 @@
 //! Interruptions of a pair that exchanges packets: NATs that restart, addresses that change,
 //! outages, relays and coordinators that end, wrong clocks.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use seikan_ui::{Interrupt, Progress};
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flow::Flow;
 use super::plan::{Cell, Event, Happening, PathKind};
-use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Setting, Stage, clock, side_by_side};
+use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Plan, Setting, Stage, clock, side_by_side};
 use crate::error::{LabError, Result};
 
 /// How long the pair may take to talk as it is to at first.
@@ -68,11 +67,11 @@ impl EventReport {
 /// # Errors
 /// A program that does not start, what the kernel refuses; [`LabError::Usage`]; [`LabError::Interrupted`].
 pub fn events(
+    plan: &Plan,
     options: &NatOptions,
     interrupt: &Interrupt,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<EventReport> {
-    let plan = &options.plan;
     for name in &options.only {
         if !plan.events.iter().any(|event| event.name == *name) {
             let all: Vec<&str> = plan.events.iter().map(|e| e.name.as_str()).collect();
@@ -85,31 +84,31 @@ pub fn events(
     let wanted = |event: &&Event| options.only.is_empty() || options.only.contains(&event.name);
     let chosen: Vec<&Event> = plan.events.iter().filter(wanted).collect();
     let delay = Duration::from_secs_f64(plan.delay_ms / 1000.0);
-    let progress = Mutex::new(progress);
-    let rows = side_by_side(chosen.len(), options.jobs, |number| {
-        let event = chosen[number];
-        interrupt.check()?;
-        (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
-            fraction: number as f64 / chosen.len() as f64,
-            step: event.name.clone(),
-        });
-        let cell = Cell {
-            nats: [plan.nat(&event.nats[0])?, plan.nat(&event.nats[1])?],
-            shared: Vec::new(),
-            path: event.path,
-            family: None,
-            why: event.about.clone(),
-            within: None,
-        };
-        let setting = Setting {
-            cell: &cell,
-            delay,
-            number,
-            relays: event.relays,
-            clocks: event.clocks.clone(),
-        };
-        Stage::set(&setting, interrupt)?.play_event(event, interrupt)
-    })?;
+    let rows = side_by_side(
+        &chosen,
+        options.jobs,
+        progress,
+        |number, event, progress| {
+            interrupt.check()?;
+            progress(event.name.clone());
+            let cell = Cell {
+                nats: [plan.nat(&event.nats[0])?, plan.nat(&event.nats[1])?],
+                shared: Vec::new(),
+                path: event.path,
+                family: None,
+                why: event.about.clone(),
+                within: None,
+            };
+            let setting = Setting {
+                cell: &cell,
+                delay,
+                number,
+                relays: event.relays,
+                clocks: event.clocks.clone(),
+            };
+            Stage::set(&setting, interrupt)?.play_event(event, interrupt)
+        },
+    )?;
     Ok(EventReport { rows })
 }
 

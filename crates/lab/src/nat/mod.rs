@@ -18,6 +18,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub use event::{EventReport, EventRow, events};
@@ -56,14 +57,14 @@ const PAIRS_EACH: u16 = 1000;
 const PAIRS6: &str = "50000-50999";
 
 /// Options of the run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
 pub struct NatOptions {
-    /// The file.
-    pub plan: Plan,
-    /// Only pairs with one of these NATs, or these events; all if empty.
+    /// NATs whose pairs to run, or events [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Cells side by side.
-    pub jobs: usize,
+    /// Pairs in parallel
+    #[arg(long, value_name = "PAIRS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub jobs: u8,
 }
 
 /// Result of a pair. Times in seconds from the start of the second daemon.
@@ -116,28 +117,24 @@ impl NatReport {
 /// # Errors
 /// A program that does not start, what the kernel refuses; [`LabError::Usage`](crate::LabError::Usage); [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn nat(
+    plan: &Plan,
     options: &NatOptions,
     interrupt: &Interrupt,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<NatReport> {
     for name in &options.only {
-        options.plan.nat(name)?;
+        plan.nat(name)?;
     }
     let wanted = |cell: &Cell| {
         let only = &options.only;
         only.is_empty() || cell.nats.iter().any(|nat| only.contains(&nat.name))
     };
-    let mut cells = options.plan.cells()?;
+    let mut cells = plan.cells()?;
     cells.retain(wanted);
-    let delay = Duration::from_secs_f64(options.plan.delay_ms / 1000.0);
-    let progress = Mutex::new(progress);
-    let rows = side_by_side(cells.len(), options.jobs, |number| {
-        let cell = &cells[number];
+    let delay = Duration::from_secs_f64(plan.delay_ms / 1000.0);
+    let rows = side_by_side(&cells, options.jobs, progress, |number, cell, progress| {
         interrupt.check()?;
-        (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
-            fraction: number as f64 / cells.len() as f64,
-            step: cell.name(),
-        });
+        progress(cell.name());
         let setting = Setting {
             cell,
             delay,
@@ -148,7 +145,7 @@ pub fn nat(
         Stage::set(&setting, interrupt)?.play(cell, interrupt)
     })?;
     Ok(NatReport {
-        delay_ms: options.plan.delay_ms,
+        delay_ms: plan.delay_ms,
         rows,
     })
 }
@@ -207,24 +204,34 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
     delays.iter().enumerate().map(one).collect()
 }
 
-/// Does `count` things, some at a time; the first error ends it.
-fn side_by_side<T: Send>(
-    count: usize,
-    jobs: usize,
-    work: impl Fn(usize) -> Result<T> + Sync,
+/// Does the work for each item, with its number, some at a time; the first error ends it. The work
+/// tells what it begins with.
+fn side_by_side<I: Sync, T: Send>(
+    items: &[I],
+    jobs: u8,
+    progress: &mut (dyn FnMut(Progress) + Send),
+    work: impl Fn(usize, &I, &dyn Fn(String)) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let progress = Mutex::new(progress);
     std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, count.max(1)) {
+        for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= count {
+                    let Some(item) = items.get(number) else {
                         break;
-                    }
-                    let outcome = work(number);
+                    };
+                    let begin = |step: String| {
+                        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+                        progress(Progress {
+                            fraction: number as f64 / items.len() as f64,
+                            step,
+                        });
+                    };
+                    let outcome = work(number, item, &begin);
                     if outcome.is_err() {
-                        next.store(count, Ordering::Relaxed);
+                        next.store(items.len(), Ordering::Relaxed);
                     }
                     let mut all = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((number, outcome));

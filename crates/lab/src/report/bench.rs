@@ -4,7 +4,7 @@ use seikan_load::stats::ratio;
 
 use crate::bench::{BenchReport, Load, LoadSummary, TunnelReport};
 use crate::report::{
-    Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, mebibytes, or_none,
+    Bar, Kind, Panel, Report, Row, Table, hundredths, machine_facts, mebibytes, or_none, range,
 };
 
 pub(super) fn to_report(report: &BenchReport) -> Report {
@@ -108,9 +108,7 @@ fn panel(report: &BenchReport, load: Load) -> Option<Panel> {
             cells.push(or_none(cpu.map(|c| c.median), 3));
             let value = figure.map(|f| f.gbit_per_second);
             if several {
-                cells.push(
-                    value.map_or_else(|| NONE.to_owned(), |v| format!("{:.2}–{:.2}", v.min, v.max)),
-                );
+                cells.push(range(value, hundredths));
             }
             Bar {
                 label: tunnel.name.clone(),
@@ -120,44 +118,28 @@ fn panel(report: &BenchReport, load: Load) -> Option<Panel> {
             }
         })
         .collect();
-    let mut columns = Vec::new();
-    columns.extend(has_raw.then(|| "× raw".to_owned()));
-    columns.push("CPU s/Gbit".to_owned());
-    columns.extend(several.then(|| "range".to_owned()));
-    bars.iter().any(|b| b.value.is_some()).then(|| Panel {
-        title: load.title().to_owned(),
-        unit: "Gbit/s".to_owned(),
-        columns,
-        bars,
-    })
+    let columns = has_raw
+        .then_some("× raw")
+        .into_iter()
+        .chain(["CPU s/Gbit"])
+        .chain(several.then_some("range"));
+    Panel::new(load.title(), "Gbit/s", columns, bars).if_any()
 }
 
 fn tables(report: &BenchReport) -> Vec<Table> {
-    let rows = report.tunnels.iter().map(|t| Row {
-        kind: Kind::of(&t.name, t.own),
-        cells: vec![
+    let rows = report.tunnels.iter().map(|t| {
+        let cells = [
             t.name.clone(),
             or_none(t.ping_us.map(|p| p.median), 0),
             mebibytes(t.peak_rss),
-        ],
+        ];
+        Row::new(Kind::of(&t.name, t.own), cells)
     });
-    let mut tables = vec![Table {
-        title: "Idle latency and memory".to_owned(),
-        columns: vec!["tunnel".to_owned(), "ping µs".to_owned(), "MiB".to_owned()],
-        rows: rows.collect(),
-    }];
-    if !report.absent.is_empty() {
-        let rows = report.absent.iter().map(|a| Row {
-            kind: Kind::Other,
-            cells: vec![a.name.clone(), a.reason.clone()],
-        });
-        tables.push(Table {
-            title: "Not measured".to_owned(),
-            columns: vec!["tunnel".to_owned(), "why".to_owned()],
-            rows: rows.collect(),
-        });
-    }
-    tables
+    let columns = ["tunnel", "ping µs", "MiB"];
+    let absent = Table::not_measured("tunnel", &report.absent);
+    std::iter::once(Table::new("Idle latency and memory", columns, rows))
+        .chain(absent)
+        .collect()
 }
 
 fn method(report: &BenchReport) -> Vec<String> {

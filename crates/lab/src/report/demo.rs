@@ -122,12 +122,7 @@ fn panel(
         value: value(row).and_then(|v| Spread::of(&[v])),
         cells: cells(row),
     });
-    Panel {
-        title: title.to_owned(),
-        unit: "Gbit/s".to_owned(),
-        columns: columns.iter().map(|&c| c.to_owned()).collect(),
-        bars: bars.collect(),
-    }
+    Panel::new(title, "Gbit/s", columns.iter().copied(), bars)
 }
 
 fn latency(rows: &[DemoRow]) -> Table {
@@ -147,33 +142,19 @@ fn latency(rows: &[DemoRow]) -> Table {
             cells.push(or_none(answered.map(|l| l.p99_us), 0));
         }
         cells.push(mebibytes(row.peak_rss));
-        Row {
-            kind: kind(row),
-            cells,
-        }
+        Row::new(kind(row), cells)
     });
-    Table {
-        title: "Latency and memory".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: rows.collect(),
-    }
+    Table::new("Latency and memory", columns, rows)
 }
 
 /// Where every packet went: the sum over both ends and both directions.
 fn ledger(rows: &[DemoRow]) -> Option<Table> {
-    let rows: Vec<Row> = rows
-        .iter()
-        .filter(|row| !row.status.is_empty())
-        .map(|row| Row {
-            kind: kind(row),
-            cells: vec![label(row).to_owned(), ledger_line(&row.status)],
-        })
-        .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "Packet counts of the tunnel, both ends".to_owned(),
-        columns: vec!["protocol".to_owned(), "packets".to_owned()],
-        rows,
-    })
+    let rows = rows.iter().filter(|row| !row.status.is_empty()).map(|row| {
+        let cells = [label(row).to_owned(), ledger_line(&row.status)];
+        Row::new(kind(row), cells)
+    });
+    let title = "Packet counts of the tunnel, both ends";
+    Table::new(title, ["protocol", "packets"], rows).if_any()
 }
 
 fn ledger_line(status: &[Value]) -> String {
@@ -229,29 +210,23 @@ fn stream(chapter: &Chapter) -> Panel {
         value: Spread::of(&[value]),
         cells: share(value),
     };
-    Panel {
-        title: format!(
-            "A video stream of {:.0} Mbit/s through the native tunnel",
-            chapter.offered
-        ),
-        unit: "Mbit/s".to_owned(),
-        columns: vec!["%".to_owned()],
-        bars: vec![
-            bar("as it was", Kind::Raw, chapter.healthy),
-            bar("broken", Kind::Other, chapter.broken),
-            bar("repaired", Kind::Own, chapter.mended),
-        ],
-    }
+    let title = format!(
+        "A video stream of {:.0} Mbit/s through the native tunnel",
+        chapter.offered
+    );
+    let bars = [
+        bar("as it was", Kind::Raw, chapter.healthy),
+        bar("broken", Kind::Other, chapter.broken),
+        bar("repaired", Kind::Own, chapter.mended),
+    ];
+    Panel::new(title, "Mbit/s", ["%"], bars)
 }
 
 /// Returns the table of the doctor's findings.
 fn doctor(chapter: &Chapter) -> Table {
     let mut rows = Vec::new();
     let mut say = |kind, label: &str, text: String| {
-        rows.push(Row {
-            kind,
-            cells: vec![label.to_owned(), text],
-        });
+        rows.push(Row::new(kind, [label.to_owned(), text]));
     };
     say(
         Kind::Other,
@@ -305,14 +280,8 @@ fn doctor(chapter: &Chapter) -> Table {
         chapter.mended, chapter.healthy
     );
     say(Kind::Own, "repaired", repaired);
-    Table {
-        title: "The tunnel was broken on purpose, then: `seikan doctor --fix`".to_owned(),
-        columns: vec![
-            "".to_owned(),
-            "rate at the receiving application".to_owned(),
-        ],
-        rows,
-    }
+    let title = "The tunnel was broken on purpose, then: `seikan doctor --fix`";
+    Table::new(title, ["", "rate at the receiving application"], rows)
 }
 
 /// A figure with as many digits as it is worth.

@@ -6,7 +6,9 @@ use crate::bench::Load;
 use crate::gateway::site::Nic;
 use crate::gateway::{FORWARDING, GatewayReport, GatewayRow, RowLoad, YARDSTICK};
 use crate::report::bench::counted;
-use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, or_none};
+use crate::report::{
+    Bar, Kind, Panel, Report, Row, Table, hundredths, machine_facts, or_none, range,
+};
 
 /// Figures of the article that this comparison repeats: row, Mbit/s, segments sent again,
 /// congestion window in KB. It gives no figures for GRO off alone.
@@ -104,14 +106,9 @@ fn kind(row: &GatewayRow) -> Kind {
 }
 
 fn panel(report: &GatewayReport, load: Load) -> Option<Panel> {
-    let bars: Vec<Bar> = report.rows.iter().map(|row| bar(row, load)).collect();
+    let bars = report.rows.iter().map(|row| bar(row, load));
     let columns = ["× host", "retr.", "CPU s/Gbit", "range"];
-    bars.iter().any(|b| b.value.is_some()).then(|| Panel {
-        title: title(load),
-        unit: "Gbit/s".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        bars,
-    })
+    Panel::new(title(load), "Gbit/s", columns, bars).if_any()
 }
 
 fn bar(row: &GatewayRow, load: Load) -> Bar {
@@ -126,52 +123,33 @@ fn bar(row: &GatewayRow, load: Load) -> Bar {
             or_none(figure.and_then(|f| f.ratio), 2),
             or_none(median(|f| f.retransmitted), 0),
             or_none(median(|f| f.cpu_seconds_per_gbit), 3),
-            value.map_or_else(|| NONE.to_owned(), |v| format!("{:.2}–{:.2}", v.min, v.max)),
+            range(value, hundredths),
         ],
     }
 }
 
 fn tables(report: &GatewayReport) -> Vec<Table> {
-    let text = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<String>>();
-    let rows = report.rows.iter().map(|row| Row {
-        kind: kind(row),
-        cells: vec![
+    let rows = report.rows.iter().map(|row| {
+        let cells = [
             row.name.clone(),
             or_none(row.ping_us.map(|p| p.median), 0),
             or_none(row.added_us, 0),
-        ],
+        ];
+        Row::new(kind(row), cells)
     });
-    let mut tables = vec![Table {
-        title: "Idle latency".to_owned(),
-        columns: text(&["way", "ping µs", "added µs per direction"]),
-        rows: rows.collect(),
-    }];
-    let naive: Vec<Row> = SOURCE
-        .iter()
-        .filter_map(|s| with_source(report, s))
-        .collect();
-    if !naive.is_empty() {
-        tables.push(Table {
-            title: "The naive encapsulator, out of the device, and the article's figures"
-                .to_owned(),
-            columns: text(&[
-                "way", "Mbit/s", "retr.", "cwnd KB", "there", "retr.", "cwnd KB",
-            ]),
-            rows: naive,
-        });
-    }
-    if !report.absent.is_empty() {
-        let rows = report.absent.iter().map(|a| Row {
-            kind: Kind::Other,
-            cells: vec![a.name.clone(), a.reason.clone()],
-        });
-        tables.push(Table {
-            title: "Not measured".to_owned(),
-            columns: text(&["way", "why"]),
-            rows: rows.collect(),
-        });
-    }
-    tables
+    let columns = ["way", "ping µs", "added µs per direction"];
+    let latency = Table::new("Idle latency", columns, rows);
+    let naive = Table::new(
+        "The naive encapsulator, out of the device, and the article's figures",
+        [
+            "way", "Mbit/s", "retr.", "cwnd KB", "there", "retr.", "cwnd KB",
+        ],
+        SOURCE.iter().filter_map(|s| with_source(report, s)),
+    );
+    std::iter::once(latency)
+        .chain(naive.if_any())
+        .chain(Table::not_measured("way", &report.absent))
+        .collect()
 }
 
 fn with_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3])) -> Option<Row> {
@@ -192,10 +170,7 @@ fn with_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3])
                 .map(|(&f, digits)| or_none(f, digits)),
         );
     }
-    Some(Row {
-        kind: kind(row),
-        cells,
-    })
+    Some(Row::new(kind(row), cells))
 }
 
 fn method(report: &GatewayReport) -> Vec<String> {

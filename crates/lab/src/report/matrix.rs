@@ -158,27 +158,13 @@ fn to_report(counts: &Counts) -> Report {
             format!("{:.0}–{:.0} %", 100.0 * interval.low, 100.0 * interval.high),
         ]
     };
-    let doctor = [
-        ("named first", counts.top_1),
-        ("the same, aliases not counted", counts.strict),
-        ("among the first two", counts.top_2),
-        ("unknown where there was something", counts.abstained),
-        ("false alarms on healthy controls", counts.false_alarms),
-        ("double faults: one named first", counts.doubles.one_first),
-        (
-            "double faults: both among first two",
-            counts.doubles.both_in_two,
-        ),
-        ("fixes: 90 % of healthy restored", counts.fixes.restored),
-        ("fixes: kept", counts.fixes.kept),
-        ("fixes: rolled back correctly", counts.fixes.rolled_back),
-        ("fixes: kept and undone correctly", counts.fixes.undone),
-    ];
-    let own = doctor.map(|(name, interval)| (Kind::Own, name, interval));
+    let [named, special] = counts.of_doctor();
+    let own = named.into_iter().chain(special);
+    let own = own.map(|(name, interval)| (Kind::Own, name, interval));
     let naive = counts.baselines.iter();
     let naive = naive.map(|b| (Kind::Other, b.name.as_str(), b.top_1));
-    let rows = own.into_iter().chain(naive);
-    let rows = rows.filter(|(.., interval)| interval.of > 0);
+    let rows = own.chain(naive).filter(|(.., interval)| interval.of > 0);
+    let rows = rows.map(|(kind, name, interval)| Row::new(kind, cells(name, interval)));
     Report {
         title: "How right the doctor is".to_owned(),
         subtitle: format!("{} UTC, {} cases", utc_now(), counts.cases),
@@ -186,16 +172,11 @@ fn to_report(counts: &Counts) -> Report {
             "The cause was named first in {} of {} cases, macro-F1 {:.2}.",
             counts.top_1.hits, counts.top_1.of, counts.macro_f1
         )],
-        tables: vec![Table {
-            title: "Shares, with 95 % intervals".to_owned(),
-            columns: ["", "share", "cases", "interval"].map(str::to_owned).to_vec(),
-            rows: rows
-                .map(|(kind, name, interval)| Row {
-                    kind,
-                    cells: cells(name, interval),
-                })
-                .collect(),
-        }],
+        tables: vec![Table::new(
+            "Shares, with 95 % intervals",
+            ["", "share", "cases", "interval"],
+            rows,
+        )],
         facts: machine_facts(&Machine::this()),
         method: vec![
             "Known faults make tunnels between two network namespaces slow. The doctor gets only the interface and the expected rate. A case is valid if at least a tenth of the throughput was lost.".to_owned(),

@@ -21,8 +21,8 @@ pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
 pub use terminal::terminal;
 
-use crate::bench::BenchReport;
 use crate::bench::path::PathReport;
+use crate::bench::{Absent, BenchReport};
 use crate::demo::DemoReport;
 use crate::gateway::GatewayReport;
 use crate::machine::Machine;
@@ -117,6 +117,40 @@ pub struct Row {
     pub cells: Vec<String>,
 }
 
+impl Table {
+    fn new(
+        title: impl Into<String>,
+        columns: impl IntoIterator<Item = impl Into<String>>,
+        rows: impl IntoIterator<Item = Row>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.into_iter().map(Into::into).collect(),
+            rows: rows.into_iter().collect(),
+        }
+    }
+
+    /// Tunnels, or others of this name, that could not be measured, and why.
+    fn not_measured(what: &str, absent: &[Absent]) -> Option<Self> {
+        let rows = absent
+            .iter()
+            .map(|a| Row::new(Kind::Other, [a.name.clone(), a.reason.clone()]));
+        Self::new("Not measured", [what, "why"], rows).if_any()
+    }
+
+    /// The table, if it has rows.
+    fn if_any(self) -> Option<Self> {
+        (!self.rows.is_empty()).then_some(self)
+    }
+}
+
+impl Row {
+    fn new(kind: Kind, cells: impl IntoIterator<Item = String>) -> Self {
+        let cells = cells.into_iter().collect();
+        Self { kind, cells }
+    }
+}
+
 impl From<&BenchReport> for Report {
     fn from(report: &BenchReport) -> Self {
         bench::to_report(report)
@@ -148,6 +182,26 @@ impl From<&GatewayReport> for Report {
 }
 
 impl Panel {
+    fn new(
+        title: impl Into<String>,
+        unit: &str,
+        columns: impl IntoIterator<Item = impl Into<String>>,
+        bars: impl IntoIterator<Item = Bar>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            unit: unit.to_owned(),
+            columns: columns.into_iter().map(Into::into).collect(),
+            bars: bars.into_iter().collect(),
+        }
+    }
+
+    /// The panel, if it has a bar.
+    fn if_any(self) -> Option<Self> {
+        let measured = self.bars.iter().any(|bar| bar.value.is_some());
+        measured.then_some(self)
+    }
+
     /// The longest bar.
     fn longest(&self) -> f64 {
         self.bars
@@ -194,6 +248,19 @@ const NONE: &str = "–";
 
 fn or_none(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| NONE.to_owned(), |v| format!("{v:.decimals$}"))
+}
+
+/// The smallest and the largest.
+fn range(spread: Option<Spread>, number: impl Fn(f64) -> String) -> String {
+    spread.map_or_else(
+        || NONE.to_owned(),
+        |s| format!("{}–{}", number(s.min), number(s.max)),
+    )
+}
+
+/// A number with two digits after the point.
+fn hundredths(value: f64) -> String {
+    format!("{value:.2}")
 }
 
 fn mebibytes(bytes: Option<u64>) -> String {

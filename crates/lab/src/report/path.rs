@@ -111,87 +111,58 @@ fn panel(cell: &CellReport, load: Load) -> Option<Panel> {
     let (main, unit) = main_figure(load);
     let further = columns(load);
     let goodput = main == Figure::GoodputMbit;
-    let bars: Vec<Bar> = cell
-        .tunnels
-        .iter()
-        .map(|tunnel| {
-            let summary = tunnel.load(load);
-            let ratio = summary.and_then(|s| s.ratio_to_raw);
-            let median = |figure| summary.and_then(|s: &PathLoadSummary| s.median(figure));
-            let cells = further
-                .iter()
-                .map(|(_, figure, digits)| or_none(median(*figure), *digits));
-            Bar {
-                label: tunnel.name.clone(),
-                kind: Kind::of(&tunnel.name, tunnel.own),
-                value: summary.and_then(|s| s.figures.get(&main)).copied(),
-                cells: goodput
-                    .then(|| or_none(ratio, 2))
-                    .into_iter()
-                    .chain(cells)
-                    .collect(),
-            }
-        })
-        .collect();
-    let headings = further.iter().map(|(heading, ..)| (*heading).to_owned());
-    bars.iter().any(|bar| bar.value.is_some()).then(|| Panel {
-        title: format!("{}: {}", cell.cell, load.title()),
-        unit: unit.to_owned(),
-        columns: goodput
-            .then(|| "× raw".to_owned())
-            .into_iter()
-            .chain(headings)
-            .collect(),
-        bars,
-    })
+    let bars = cell.tunnels.iter().map(|tunnel| {
+        let summary = tunnel.load(load);
+        let ratio = summary.and_then(|s| s.ratio_to_raw);
+        let median = |figure| summary.and_then(|s: &PathLoadSummary| s.median(figure));
+        let cells = further
+            .iter()
+            .map(|(_, figure, digits)| or_none(median(*figure), *digits));
+        Bar {
+            label: tunnel.name.clone(),
+            kind: Kind::of(&tunnel.name, tunnel.own),
+            value: summary.and_then(|s| s.figures.get(&main)).copied(),
+            cells: goodput
+                .then(|| or_none(ratio, 2))
+                .into_iter()
+                .chain(cells)
+                .collect(),
+        }
+    });
+    let headings = further.iter().map(|(heading, ..)| *heading);
+    let columns = goodput.then_some("× raw").into_iter().chain(headings);
+    let title = format!("{}: {}", cell.cell, load.title());
+    Panel::new(title, unit, columns, bars).if_any()
 }
 
 /// The emulator's own accuracy, from the rounds without a tunnel.
 fn tables(report: &PathReport) -> Vec<Table> {
-    let rows: Vec<Row> = report
+    let rows = report
         .cells
         .iter()
         .filter_map(|cell| Some((cell, cell.raw()?)))
         .map(|(cell, raw)| {
             let load = raw.load(Load::Tcp1);
             let of = |figure| load.and_then(|load| load.median(figure));
-            Row {
-                kind: Kind::Raw,
-                cells: vec![
-                    cell.cell.to_string(),
-                    or_none(raw.idle_ms.map(|idle| idle.median), 2),
-                    or_none(of(Figure::PathLossPercent), 2),
-                    or_none(of(Figure::QueueDropsPercent), 2),
-                    or_none(worst_late(raw), 2),
-                    or_none(of(Figure::GoodputMbit), 1),
-                    or_none(cell.predicted_mbit, 1),
-                ],
-            }
-        })
-        .collect();
+            let cells = [
+                cell.cell.to_string(),
+                or_none(raw.idle_ms.map(|idle| idle.median), 2),
+                or_none(of(Figure::PathLossPercent), 2),
+                or_none(of(Figure::QueueDropsPercent), 2),
+                or_none(worst_late(raw), 2),
+                or_none(of(Figure::GoodputMbit), 1),
+                or_none(cell.predicted_mbit, 1),
+            ];
+            Row::new(Kind::Raw, cells)
+        });
     let headings = [
         "path", "idle ms", "lost %", "queue %", "late %", "Mbit/s", "RFC 9438",
     ];
-    let mut tables = Vec::new();
-    if !rows.is_empty() {
-        tables.push(Table {
-            title: "The emulated paths, without a tunnel".to_owned(),
-            columns: headings.map(str::to_owned).to_vec(),
-            rows,
-        });
-    }
-    if !report.absent.is_empty() {
-        let rows = report.absent.iter().map(|absent| Row {
-            kind: Kind::Other,
-            cells: vec![absent.name.clone(), absent.reason.clone()],
-        });
-        tables.push(Table {
-            title: "Not measured".to_owned(),
-            columns: vec!["tunnel".to_owned(), "why".to_owned()],
-            rows: rows.collect(),
-        });
-    }
-    tables
+    Table::new("The emulated paths, without a tunnel", headings, rows)
+        .if_any()
+        .into_iter()
+        .chain(Table::not_measured("tunnel", &report.absent))
+        .collect()
 }
 
 /// The largest share of late frames of any load and round, in percent.

@@ -1,7 +1,7 @@
 //! The report of an experiment done again.
 
 use crate::report::bench::counted;
-use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts};
+use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, range};
 use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
 pub(super) fn to_report(of: &Experiment) -> Report {
@@ -57,21 +57,14 @@ fn panel(figures: &Figures) -> Panel {
             value,
             cells: vec![
                 times(here),
-                value.map_or_else(
-                    || NONE.to_owned(),
-                    |v| format!("{}–{}", short(v.min), short(v.max)),
-                ),
-                row.published.map_or_else(|| NONE.to_owned(), short),
+                range(value, short),
+                times(row.published),
                 times(there),
             ],
         }
     });
-    Panel {
-        title: figures.title.clone(),
-        unit: figures.unit.clone(),
-        columns: ["×", "range", "published", "×"].map(str::to_owned).to_vec(),
-        bars: bars.collect(),
-    }
+    let columns = ["×", "range", "published", "×"];
+    Panel::new(figures.title.clone(), &figures.unit, columns, bars)
 }
 
 /// Returns a row for each column, because columns have longer names than rows: medians, and
@@ -81,21 +74,18 @@ fn grid(grid: &Grid) -> Table {
     let headings = first.iter().map(|row| row.name.clone());
     let rows = grid.columns.iter().map(|column| {
         let cells = column.rows.iter().map(|row| {
-            let here = row.spread().map(|spread| spread.median);
-            let here = here.map_or_else(|| NONE.to_owned(), short);
+            let here = times(row.spread().map(|spread| spread.median));
             match row.published {
                 Some(there) => format!("{here} ({})", short(there)),
                 None => here,
             }
         });
-        Row {
-            kind: if column.rows.iter().any(|row| row.own) {
-                Kind::Own
-            } else {
-                Kind::Other
-            },
-            cells: std::iter::once(column.title.clone()).chain(cells).collect(),
-        }
+        let kind = if column.rows.iter().any(|row| row.own) {
+            Kind::Own
+        } else {
+            Kind::Other
+        };
+        Row::new(kind, std::iter::once(column.title.clone()).chain(cells))
     });
     let mut all = grid.columns.iter().flat_map(|column| &column.rows);
     let published = if all.any(|row| row.published.is_some()) {
@@ -103,11 +93,8 @@ fn grid(grid: &Grid) -> Table {
     } else {
         ""
     };
-    Table {
-        title: format!("{}{published}", grid.title),
-        columns: std::iter::once(grid.rows.clone()).chain(headings).collect(),
-        rows: rows.collect(),
-    }
+    let columns = std::iter::once(grid.rows.clone()).chain(headings);
+    Table::new(format!("{}{published}", grid.title), columns, rows)
 }
 
 /// Rows and columns of a map.
@@ -115,100 +102,56 @@ fn map(surface: &Surface, layer: &Layer) -> Table {
     let corner = format!("{} \\ {}", surface.y, surface.x);
     let rows = surface.rows.iter().zip(&layer.values);
     let rows = rows.map(|(name, values)| {
-        let cells = values
-            .iter()
-            .map(|value| value.map_or_else(|| NONE.to_owned(), short));
-        Row {
-            kind: Kind::Other,
-            cells: std::iter::once(name.clone()).chain(cells).collect(),
-        }
+        let cells = values.iter().map(|value| times(*value));
+        plain(std::iter::once(name.clone()).chain(cells))
     });
-    Table {
-        title: format!("{}: {}, {}", surface.title, layer.title, layer.unit),
-        columns: std::iter::once(corner)
-            .chain(surface.columns.iter().cloned())
-            .collect(),
-        rows: rows.collect(),
-    }
+    let title = format!("{}: {}, {}", surface.title, layer.title, layer.unit);
+    let columns = std::iter::once(corner).chain(surface.columns.iter().cloned());
+    Table::new(title, columns, rows)
 }
 
 fn list(list: &List) -> Table {
-    Table {
-        title: list.title.clone(),
-        columns: list.columns.clone(),
-        rows: list
-            .rows
-            .iter()
-            .map(|cells| Row {
-                kind: Kind::Other,
-                cells: cells.clone(),
-            })
-            .collect(),
-    }
+    let rows = list.rows.iter().cloned().map(plain);
+    Table::new(list.title.clone(), list.columns.clone(), rows)
 }
 
 fn claims(claims: &[Claim]) -> Table {
     let rows = claims.iter().map(|claim| {
         let here = claim.spread();
-        Row {
-            kind: Kind::Other,
-            cells: vec![
-                format!("{} > {}", claim.better, claim.worse),
-                claim.quantity.clone(),
-                times(claim.published),
-                times(here.map(|spread| spread.median)),
-                here.map_or_else(
-                    || NONE.to_owned(),
-                    |spread| format!("{}–{}", short(spread.min), short(spread.max)),
-                ),
-                if claim.holds() { "yes" } else { "no" }.to_owned(),
-            ],
-        }
+        plain([
+            format!("{} > {}", claim.better, claim.worse),
+            claim.quantity.clone(),
+            times(claim.published),
+            times(here.map(|spread| spread.median)),
+            range(here, short),
+            if claim.holds() { "yes" } else { "no" }.to_owned(),
+        ])
     });
-    Table {
-        title: "Comparisons".to_owned(),
-        columns: ["", "of", "published", "here", "range", "every round"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: rows.collect(),
-    }
+    let columns = ["", "of", "published", "here", "range", "every round"];
+    Table::new("Comparisons", columns, rows)
 }
 
 fn looks(looks: &[Look]) -> Table {
     let rows = looks.iter().map(|look| {
         let right: Vec<&str> = look.right.iter().map(|cause| cause.name()).collect();
-        Row {
-            kind: Kind::Other,
-            cells: vec![
-                look.of.clone(),
-                look.to_string(),
-                right.join(" or "),
-                if look.is_right() { "yes" } else { "no" }.to_owned(),
-            ],
-        }
+        plain([
+            look.of.clone(),
+            look.to_string(),
+            right.join(" or "),
+            if look.is_right() { "yes" } else { "no" }.to_owned(),
+        ])
     });
-    Table {
-        title: "Verdicts of the doctor".to_owned(),
-        columns: ["of", "says", "should say", "right"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: rows.collect(),
-    }
+    let columns = ["of", "says", "should say", "right"];
+    Table::new("Verdicts of the doctor", columns, rows)
 }
 
 fn facts(looks: &[Look]) -> Option<Table> {
     let rows = looks.iter().flat_map(|look| {
-        look.facts.iter().map(|(name, value)| Row {
-            kind: Kind::Other,
-            cells: vec![format!("{}: {name}", look.of), short(*value)],
-        })
+        let fact =
+            |(name, value): &(_, f64)| plain([format!("{}: {name}", look.of), short(*value)]);
+        look.facts.iter().map(fact)
     });
-    let rows: Vec<Row> = rows.collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "Seen on the way".to_owned(),
-        columns: ["", "value"].map(str::to_owned).to_vec(),
-        rows,
-    })
+    Table::new("Seen on the way", ["", "value"], rows).if_any()
 }
 
 fn method(of: &Experiment) -> Vec<String> {
@@ -223,15 +166,15 @@ fn method(of: &Experiment) -> Vec<String> {
 }
 
 fn notes(notes: &[String]) -> Table {
-    let rows = notes.iter().map(|note| Row {
-        kind: Kind::Other,
-        cells: vec!["·".to_owned(), note.clone()],
-    });
-    Table {
-        title: "To be known".to_owned(),
-        columns: vec![String::new(); 2],
-        rows: rows.collect(),
-    }
+    let rows = notes
+        .iter()
+        .map(|note| plain(["·".to_owned(), note.clone()]));
+    Table::new("To be known", ["", ""], rows)
+}
+
+/// A row without an owner.
+fn plain(cells: impl IntoIterator<Item = String>) -> Row {
+    Row::new(Kind::Other, cells)
 }
 
 /// Three digits.

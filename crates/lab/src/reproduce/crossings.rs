@@ -7,7 +7,8 @@ use seikan_load::stats::Spread;
 use seikan_sys::netlink::LinkStats;
 
 use super::List;
-use super::figures::{Measured, named};
+use super::bench::Measured;
+use super::figures::named;
 use super::tracepoints::SystemCalls;
 use crate::error::Result;
 use crate::host::Host;
@@ -94,7 +95,7 @@ pub(super) fn list<R: fmt::Display, T>(
     title: String,
     measured: &Measured<'_, R, (T, Option<Crossings>)>,
 ) -> List {
-    let row = |(name, rounds): (&R, &Vec<Option<(T, Option<Crossings>)>>)| {
+    let rows = measured.iter().filter_map(|(name, rounds)| {
         let all = rounds.iter().filter_map(|round| round.as_ref()?.1);
         let all: Vec<Crossings> = all.collect();
         let median = |of: fn(&Crossings) -> f64| {
@@ -104,14 +105,14 @@ pub(super) fn list<R: fmt::Display, T>(
         let frames = [median(|c| c.frames[0])?, median(|c| c.frames[1])?];
         let frames = frames.map(|of| format!("{of:.1}"));
         Some(named(name.to_string(), [calls].into_iter().chain(frames)))
-    };
+    });
     let columns = [
         "frames at most",
         "system calls per MB, both ends",
         "frames in a read",
         "frames in a write",
     ];
-    List::new(title, &columns, measured.iter().filter_map(row))
+    List::new(title, &columns, rows)
 }
 
 #[cfg(test)]

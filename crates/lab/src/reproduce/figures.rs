@@ -4,11 +4,6 @@
 use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
 
-use std::fmt;
-
-use super::{Bench, Experiment};
-use crate::error::Result;
-
 /// One quantity, row by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
@@ -356,64 +351,6 @@ pub struct Layer {
     pub wanted: bool,
     /// Row by row; none where nothing could be measured.
     pub values: Vec<Vec<Option<f64>>>,
-}
-
-/// Results of rows that were measured in interleaved rounds; none where one failed.
-pub(super) struct Measured<'a, R, T> {
-    pub(super) rows: &'a [R],
-    pub(super) results: Vec<Vec<Option<T>>>,
-}
-
-impl<'a, R, T> Measured<'a, R, T> {
-    /// The rows with their results.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&'a R, &Vec<Option<T>>)> {
-        self.rows.iter().zip(&self.results)
-    }
-
-    /// Rows of figures, with a value of each result.
-    pub(super) fn rows(
-        &self,
-        row: impl Fn(&R) -> Row,
-        value: impl Fn(&T) -> Option<f64>,
-    ) -> impl Iterator<Item = Row> {
-        let value = move |result: &Option<T>| value(result.as_ref()?);
-        self.iter()
-            .map(move |(of, results)| row(of).with(results.iter().map(&value)))
-    }
-}
-
-impl Bench<'_> {
-    /// Measures rows in interleaved rounds; the experiment gets the failures.
-    pub(super) fn rounds<'a, R, T, N: fmt::Display>(
-        &mut self,
-        rows: &'a [R],
-        name: impl Fn(&'a R) -> N,
-        found: &mut Experiment,
-        measure: impl FnMut(&mut Bench<'_>, &'a R) -> Result<T>,
-    ) -> Result<Measured<'a, R, T>> {
-        let rounds = self.options.rounds;
-        self.so_many_rounds(rounds, (rows, name), found, measure)
-    }
-
-    /// The same in so many rounds.
-    pub(super) fn so_many_rounds<'a, R, T, N: fmt::Display>(
-        &mut self,
-        rounds: u32,
-        (rows, name): (&'a [R], impl Fn(&'a R) -> N),
-        found: &mut Experiment,
-        mut measure: impl FnMut(&mut Bench<'_>, &'a R) -> Result<T>,
-    ) -> Result<Measured<'a, R, T>> {
-        let mut results: Vec<Vec<Option<T>>> = rows.iter().map(|_| Vec::new()).collect();
-        for round in 1..=rounds {
-            for (row, results) in rows.iter().zip(&mut results) {
-                let name = name(row);
-                self.step(format!("{name}, round {round}/{rounds}"))?;
-                let context = format!("{name}, round {round}");
-                results.push(found.unless_failed(&context, measure(self, row))?);
-            }
-        }
-        Ok(Measured { rows, results })
-    }
 }
 
 #[cfg(test)]

@@ -139,6 +139,28 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Shares of the doctor's answers with their names: of all cases, and of double faults and fixes.
+    pub fn of_doctor(&self) -> [Vec<(&'static str, Interval)>; 2] {
+        let (doubles, fixes) = (&self.doubles, &self.fixes);
+        [
+            vec![
+                ("named first", self.top_1),
+                ("the same, aliases not counted", self.strict),
+                ("among the first two", self.top_2),
+                ("unknown where there was something", self.abstained),
+                ("false alarms on healthy controls", self.false_alarms),
+            ],
+            vec![
+                ("double faults: one named first", doubles.one_first),
+                ("double faults: both among first two", doubles.both_in_two),
+                ("fixes: 90 % of healthy restored", fixes.restored),
+                ("fixes: kept", fixes.kept),
+                ("fixes: rolled back correctly", fixes.rolled_back),
+                ("fixes: kept and undone correctly", fixes.undone),
+            ],
+        ]
+    }
+
     /// Counts; the class that was most frequent in `training` is a baseline.
     pub fn of<'a>(
         outcomes: impl IntoIterator<Item = &'a Outcome>,

@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueHint};
 use seikan_diagnose::Cause;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
@@ -23,24 +24,42 @@ use crate::error::{Doing, LabError, Result};
 const DRAWS: u32 = 3;
 
 /// Options of the score.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct ScoreOptions {
-    /// Names of causes or scenarios; all if empty.
+    /// Causes or scenarios to run [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub classes: Vec<String>,
-    /// Cases of each class that are to count.
+    /// Number of valid cases of each cause
+    #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub cases: u32,
-    /// No new case starts after this time.
-    pub limit: Option<Duration>,
-    /// Seed of the random draws.
+    /// Start no new case after this time
+    #[arg(long, value_name = "MINUTES")]
+    pub minutes: Option<f64>,
+    /// Seed of the choice of tunnels and severities
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Which half.
+    /// Half of the severities and tunnels
+    #[arg(long, value_enum, default_value = "train")]
     pub split: Split,
-    /// Where cases are kept.
+    /// File for the cases; cases in it are not run again
+    #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
-    /// Directory for recordings, a file for each case.
+    /// Record the doctor's measurements of each case in this directory
+    #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
     pub recordings: Option<PathBuf>,
-    /// How each is played.
-    pub run: RunOptions,
+    /// Diagnose the recorded cases again with the rules of this program; needs no root
+    #[arg(long, requires = "out", requires = "recordings")]
+    pub again: bool,
+    /// Level of the doctor [default: its own choice]; 0 uses counters only
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
+    pub level: Option<u32>,
+    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more
+    /// per case
+    #[arg(long, conflicts_with = "again")]
+    pub fix: bool,
+    /// Duration of the doctor's measurement of each case
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub seconds: u32,
 }
 
 /// One case, as a line of the file.
@@ -74,6 +93,11 @@ pub fn score(
     interrupt: &Interrupt,
     report: &mut dyn FnMut(Progressed<'_>),
 ) -> Result<Counts> {
+    let limit = options
+        .minutes
+        .map(|m| Duration::try_from_secs_f64(m * 60.0))
+        .transpose()
+        .map_err(|_| LabError::Usage("--minutes: must be positive".into()))?;
     let scenarios = chosen(&options.classes)?;
     let mut cases = match &options.out {
         Some(file) => read(file)?,
@@ -93,7 +117,7 @@ pub fn score(
     }
     let start = Instant::now();
     for (scenario, number) in draws {
-        let in_time = options.limit.is_none_or(|limit| start.elapsed() < limit);
+        let in_time = limit.is_none_or(|limit| start.elapsed() < limit);
         if !in_time || interrupt.is_raised() {
             break;
         }
@@ -116,7 +140,10 @@ pub fn score(
                 .recordings
                 .as_deref()
                 .map(|dir| recording_file(dir, &id)),
-            ..options.run.clone()
+            doctor: Some(f64::from(options.seconds)),
+            level: options.level,
+            fix: options.fix,
+            ..RunOptions::default()
         };
         let case = match run(scenario, &draw, &how, interrupt, &mut step) {
             Ok(outcome) => Case {
@@ -142,7 +169,7 @@ pub fn score(
 }
 
 /// Diagnoses earlier cases again from their recordings by the current rules, and counts. Plays
-/// nothing and changes no file; cases with a different diagnosis are reported. `options.run.level`
+/// nothing and changes no file; cases with a different diagnosis are reported. `options.level`
 /// limits the measurements in use.
 ///
 /// # Errors
@@ -171,7 +198,7 @@ pub fn score_again(
             fraction: index as f64 / count as f64,
             step: case.id.clone(),
         }));
-        if rediagnose(case, directory, options.run.level)? {
+        if rediagnose(case, directory, options.level)? {
             report(Progressed::Done(case));
         }
     }

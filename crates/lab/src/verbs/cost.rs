@@ -1,6 +1,5 @@
 //! `seikan lab cost`: the cost of a measurement for a tunnel.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -8,7 +7,7 @@ use seikan_lab::scenario::{CostOptions, CostRow, cost};
 use seikan_ui::screen::Align::{Left, Right};
 use seikan_ui::screen::Table;
 
-use super::{print_table, with_progress};
+use super::{print_json, print_table, with_progress};
 
 /// Options of `lab cost`.
 #[derive(Debug, Args)]
@@ -29,7 +28,7 @@ pub struct CostArguments {
 pub fn measure(arguments: &CostArguments) -> anyhow::Result<ExitCode> {
     let rows = with_progress(|interrupt, progress| cost(&arguments.options, interrupt, progress))?;
     if arguments.json {
-        writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&rows)?)?;
+        print_json(&rows)?;
     } else {
         print_table("", &table(&rows))?;
     }

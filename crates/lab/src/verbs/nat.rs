@@ -27,12 +27,8 @@ pub struct NatArguments {
     /// Play events on connected pairs instead of connecting them
     #[arg(long)]
     pub events: bool,
-    /// NATs whose pairs to run, or events [default: all]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// Pairs in parallel
-    #[arg(long, value_name = "PAIRS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
-    pub jobs: u8,
+    #[command(flatten)]
+    options: NatOptions,
     /// NATs and pairs of this file instead of the built-in ones
     #[arg(long, value_name = "FILE.toml", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
@@ -48,23 +44,19 @@ pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot read {}", file.display()))?,
         None => PLAN.to_owned(),
     };
-    let options = NatOptions {
-        plan: Plan::parse(&text)?,
-        only: arguments.only.clone(),
-        jobs: arguments.jobs.into(),
-    };
+    let (plan, options) = (Plan::parse(&text)?, &arguments.options);
     let outcome = with_progress(|interrupt, progress| {
         if arguments.events {
-            events(&options, interrupt, progress).map(Outcome::Events)
+            events(&plan, options, interrupt, progress).map(Outcome::Events)
         } else {
-            nat(&options, interrupt, progress).map(Outcome::Pairs)
+            nat(&plan, options, interrupt, progress).map(Outcome::Pairs)
         }
     })?;
     let json = arguments.json.as_deref();
     let (text, failed) = match &outcome {
         Outcome::Pairs(report) => {
             write_json(json, report)?;
-            (shown(report, &options.plan), report.failed())
+            (shown(report, &plan), report.failed())
         }
         Outcome::Events(report) => {
             write_json(json, report)?;

@@ -12,7 +12,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum, ValueHint};
-use seikan_lab::host::Congestion;
 use seikan_lab::report::{Report, svg, terminal};
 use seikan_lab::reproduce::Source;
 use seikan_lab::{Experiment, LabError, ReproduceOptions, program, reproduce};
@@ -20,7 +19,7 @@ use seikan_ui::screen::Style;
 use seikan_ui::svg::{standalone, title_and_description};
 use seikan_ui::{Interrupt, ProgressBar, output};
 
-use super::write_json;
+use super::{exit_code, write_json};
 
 /// Pictures of a recording that sources had as well: the time-sequence graph, from readings of the
 /// kernel's state and from a capture, and softirqs by processor.
@@ -38,15 +37,8 @@ pub struct ReproduceArguments {
     /// Published sources to reproduce
     #[arg(value_name = "SOURCE", required = true)]
     pub sources: Vec<SourceName>,
-    /// Length of a load; some loads take a part or a multiple of it
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
-    pub seconds: f64,
-    /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub rounds: u32,
-    /// Congestion control of all hosts, whatever this machine's default is
-    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
-    pub congestion: Congestion,
+    #[command(flatten)]
+    options: ReproduceOptions,
     /// Write every figure as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
@@ -107,10 +99,8 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     }
     let kept = seikan_lab::cleanup::private_directory()?;
     let options = ReproduceOptions {
-        seconds: arguments.seconds,
-        rounds: arguments.rounds,
-        congestion: arguments.congestion,
         recordings: Some(kept.path().to_owned()),
+        ..arguments.options.clone()
     };
     // Known before anything is measured, rather than after half an hour.
     if let Some(directory) = &arguments.svg {
@@ -168,13 +158,9 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     if let Some(error @ LabError::Interrupted) = failed {
         return Err(error.into());
     }
-    Ok(
-        if failed.is_none() && experiments.iter().all(Experiment::reproduced) {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        },
-    )
+    Ok(exit_code(
+        failed.is_some() || !experiments.iter().all(Experiment::reproduced),
+    ))
 }
 
 fn show(experiment: &Experiment, first: bool) -> io::Result<()> {
@@ -217,13 +203,10 @@ fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Pi
         svg: surface::draw(surface),
     }));
     for look in &experiment.looks {
-        let Some(file) = &look.recording else {
+        let file = look.recording.as_ref().map(|file| recordings.join(file));
+        let Some(file) = file.filter(|file| file.exists()) else {
             continue;
         };
-        let file = recordings.join(file);
-        if !file.exists() {
-            continue;
-        }
         let stem = file.with_extension("");
         let mut report = program::seikan_command()?;
         report.arg("report").arg(&file).arg("--svg").arg(&stem);

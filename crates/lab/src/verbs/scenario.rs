@@ -9,7 +9,7 @@ use seikan_lab::LabError;
 use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
 use seikan_ui::Progress;
 
-use super::with_progress;
+use super::{print_json, with_progress};
 
 /// Options of `lab run`.
 #[derive(Debug, Args)]
@@ -85,11 +85,10 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         };
         run(&scenario, &draw, &options, interrupt, &mut step)
     })?;
-    let mut out = io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&outcome)?)?;
+        print_json(&outcome)?;
     } else {
-        write!(out, "{}\n{}", scenario.about, described(&outcome))?;
+        write!(io::stdout(), "{}\n{}", scenario.about, described(&outcome))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,18 +3,14 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use seikan_lab::LabError;
 use seikan_lab::report::{matrix_html, matrix_svg};
-use seikan_lab::scenario::{
-    Counts, Interval, Progressed, RunOptions, ScoreOptions, Split, score, score_again,
-};
+use seikan_lab::scenario::{Counts, Interval, Progressed, ScoreOptions, score, score_again};
 use seikan_ui::output;
 
 use super::scenario::described;
-use super::with_progress;
+use super::{print_json, with_progress};
 
 /// Options of `lab score`.
 #[derive(Debug, Args)]
@@ -25,40 +21,8 @@ use super::with_progress;
     sudo seikan lab score --level 0 --out level0.jsonl\n  \
     sudo seikan lab score --classes shaper,healthy --split held-out --minutes 10")]
 pub struct ScoreArguments {
-    /// Causes or scenarios to run [default: all]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub classes: Vec<String>,
-    /// Number of valid cases of each cause
-    #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub cases: u32,
-    /// Start no new case after this time
-    #[arg(long, value_name = "MINUTES")]
-    pub minutes: Option<f64>,
-    /// Seed of the choice of tunnels and severities
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
-    pub seed: u64,
-    /// Half of the severities and tunnels
-    #[arg(long, value_enum, default_value = "train")]
-    pub split: Split,
-    /// File for the cases; cases in it are not run again
-    #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
-    pub out: Option<PathBuf>,
-    /// Record the doctor's measurements of each case in this directory
-    #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
-    pub recordings: Option<PathBuf>,
-    /// Diagnose the recorded cases again with the rules of this program; needs no root
-    #[arg(long, requires = "out", requires = "recordings")]
-    pub again: bool,
-    /// Level of the doctor [default: its own choice]; 0 uses counters only
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
-    pub level: Option<u32>,
-    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more
-    /// per case
-    #[arg(long, conflicts_with = "again")]
-    pub fix: bool,
-    /// Duration of the doctor's measurement of each case
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
-    pub seconds: u32,
+    #[command(flatten)]
+    options: ScoreOptions,
     /// Print the count as JSON
     #[arg(long)]
     pub json: bool,
@@ -72,27 +36,7 @@ pub struct ScoreArguments {
 
 /// Plays many cases and shows the count.
 pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
-    let limit = arguments
-        .minutes
-        .map(|m| Duration::try_from_secs_f64(m * 60.0));
-    let limit = limit
-        .transpose()
-        .map_err(|_| LabError::Usage("--minutes: must be positive".into()))?;
-    let options = ScoreOptions {
-        classes: arguments.classes.clone(),
-        cases: arguments.cases,
-        limit,
-        seed: arguments.seed,
-        split: arguments.split,
-        out: arguments.out.clone(),
-        recordings: arguments.recordings.clone(),
-        run: RunOptions {
-            doctor: Some(f64::from(arguments.seconds)),
-            level: arguments.level,
-            fix: arguments.fix,
-            ..RunOptions::default()
-        },
-    };
+    let options = &arguments.options;
     let counts = with_progress(|interrupt, progress| {
         let mut report = |progressed: Progressed<'_>| match progressed {
             Progressed::Step(step) => progress(step),
@@ -104,10 +48,10 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
                 eprint!("{}: {text}", case.id);
             }
         };
-        if arguments.again {
-            score_again(&options, &mut report)
+        if options.again {
+            score_again(options, &mut report)
         } else {
-            score(&options, interrupt, &mut report)
+            score(options, interrupt, &mut report)
         }
     })?;
     if let Some(file) = &arguments.svg {
@@ -117,7 +61,7 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
         output::write_file(file, &matrix_html(&counts)?)?;
     }
     if arguments.json {
-        writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&counts)?)?;
+        print_json(&counts)?;
     } else {
         write!(io::stdout(), "{}", shown(&counts))?;
     }
@@ -130,32 +74,14 @@ fn shown(counts: &Counts) -> String {
         "{} cases count ({} did not lose enough, or a control lost some; the doctor said nothing in {})\n",
         counts.cases, counts.discarded, counts.silent
     );
-    for (what, interval) in [
-        ("named first", counts.top_1),
-        ("the same, aliases not counted", counts.strict),
-        ("among the first two", counts.top_2),
-        ("unknown where there was something", counts.abstained),
-        ("false alarms on healthy controls", counts.false_alarms),
-    ] {
+    let [named, special] = counts.of_doctor();
+    for (what, interval) in named {
         text += &format!("  {what:<36}{}\n", percent(interval));
     }
     text += &format!("  {:<36}{:>6.2}\n", "macro-F1", counts.macro_f1);
     let baselines = counts.baselines.iter().map(|b| (b.name.as_str(), b.top_1));
-    let doubles = [
-        ("double faults: one named first", counts.doubles.one_first),
-        (
-            "double faults: both among first two",
-            counts.doubles.both_in_two,
-        ),
-    ];
-    let fixes = [
-        ("fixes: 90 % of healthy restored", counts.fixes.restored),
-        ("fixes: kept", counts.fixes.kept),
-        ("fixes: rolled back correctly", counts.fixes.rolled_back),
-        ("fixes: kept and undone correctly", counts.fixes.undone),
-    ];
     // Baselines without cases were not requested.
-    for (what, interval) in baselines.chain(doubles).chain(fixes) {
+    for (what, interval) in baselines.chain(special) {
         if interval.of > 0 {
             text += &format!("  {what:<36}{}\n", percent(interval));
         }
