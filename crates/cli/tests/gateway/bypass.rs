@@ -85,7 +85,9 @@ fn at_hostile_site(plan: &Plan, test: impl FnOnce(&Site, &Host)) {
             add_route(host, "fd77::/64", "fd00:1::1");
         }
         let _tunnels = site.up();
-        site.reaches(&site.gateway, REMOTE[0]);
+        for address in REMOTE {
+            site.reaches(&site.gateway, address);
+        }
         // IPv6 sends nothing through an interface without a route; IPv4 does.
         let tunnel = interface(&site.remote_config);
         run(&site.remote, &["ip", "route", "add", "::/0", "dev", tunnel]);
