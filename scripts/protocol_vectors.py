@@ -236,8 +236,8 @@ def seal(cipher, key, receiver, counter, plaintext):
     return header + aead.encrypt(nonce12(counter), plaintext, None)
 
 
-def stamp(position, time):
-    return bytes([position]) + u16(time)
+def stamp(position, time, follows_probe=False):
+    return bytes([0x80 * follows_probe + position]) + u16(time)
 
 
 def frame(kind, body, flags=0):
@@ -577,13 +577,16 @@ def path_search(v6, limit):
 
 
 def health_report(arrivals):
-    """The report over (counter, position, stamp, arrival in ms, CE), all records in one session."""
+    """The report over (counter, byte 0 and time of the stamp, arrival in ms, CE), all records in one session."""
     r = dict.fromkeys(("received", "lost", "lost_first", "congestion_marks"), 0)
     r |= {"reordering": 0, "received_later": 0}
     seen, expected = set(), 0
     transit = base = total = 0
     last = None
-    for counter, position, time, ms, ce in arrivals:
+    for counter, byte_0, time, ms, ce in arrivals:
+        position = byte_0 & 0x7F
+        if byte_0 & 0x80:
+            seen |= set(range(expected, counter))
         r["received"] += 1
         r["congestion_marks"] += ce
         r["received_later"] += position > 0
@@ -993,8 +996,11 @@ def health_vector():
         batch, position = divmod(c, 40)
         if c % 100 == 50 or batch == 10 and position == 0:
             continue  # lost; c = 400 is the first of its batch
+        if 70 <= c < 75 or c == 110:
+            continue  # probes
+        after_probe = c in (75, 111)
         delay = batch % 5  # ms
-        arrivals.append((c, position, batch * 2 * 65536 // 1000, batch * 2 + delay, int(c % 500 == 0)))
+        arrivals.append((c, 0x80 * after_probe + position, batch * 2 * 65536 // 1000, batch * 2 + delay, int(c % 500 == 0)))
     arrivals[1500], arrivals[1520] = arrivals[1520], arrivals[1500]
     return {"arrivals": arrivals, "report": health_report(arrivals)}
 

@@ -249,8 +249,8 @@ impl Path {
         }
     }
 
-    /// Processes a report of the peer. `session` is the local index of the current session.
-    pub(crate) fn reported(&mut self, report: Report, session: u32, now: Instant) {
+    /// Processes a report of the peer.
+    pub(crate) fn reported(&mut self, report: Report, now: Instant) {
         self.received_later = self.received_later.saturating_add(report.received_later);
         // Early reports are too close to each other to show anything about batches.
         if now.duration_since(self.judged) >= JUDGE_INTERVAL {
@@ -267,11 +267,6 @@ impl Path {
                 self.missed = 0;
             }
         }
-        let report = Report {
-            lost: self.mtu.excuse(report.lost, session),
-            random_losses: self.mtu.excuse_gaps(report.random_losses, session),
-            ..report
-        };
         self.outgoing.repair.reported(&report, now);
         self.restored += u64::from(report.restored);
         self.not_restored += u64::from(report.not_restored);

@@ -26,6 +26,8 @@ pub struct Session {
     seal: LessSafeKey,
     open: LessSafeKey,
     next_counter: u64,
+    /// The record sealed last is a probe.
+    pub probed: bool,
     replay: ReplayWindow,
 }
 
@@ -53,6 +55,7 @@ impl Session {
             seal: key(&keys.send),
             open: key(&keys.receive),
             next_counter: 0,
+            probed: false,
             replay: ReplayWindow::default(),
         }
     }

@@ -492,12 +492,12 @@ fn reports_of(world: &mut World, seqs: Range<u32>, pause: Duration) -> Vec<Repor
 #[test]
 fn the_health_reports_agree_with_the_network() {
     let mut world = World::new(NATIVE, 3);
-    // The search for the MTU comes first; its probes that are too large are lost as well.
+    // The search for the MTU comes first.
     for seq in 0..600 {
         world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
         world.run(Duration::from_millis(100));
     }
-    // They leave the horizon after this many datagrams and are reported.
+    // Everything leaves the receiver's horizon.
     for seq in 600..1800 {
         world.send(0, &[Flow::udp(0).v6().datagram(seq, 100)]);
         world.run(Duration::from_millis(1));
@@ -593,7 +593,8 @@ fn keepalives_probes_and_reports_do_not_pass_for_lost() {
     world.run(seconds(100));
     let all = reports(&mut world, 3000);
     let lost: u32 = all.iter().map(|r| r.lost).sum();
-    assert!(u64::from(lost) <= world.links[0].counts.too_big, "{lost}");
+    assert!(world.links[0].counts.too_big > 0);
+    assert_eq!(lost, 0);
     assert!(all.len() >= 2);
 }
 

@@ -173,11 +173,7 @@ fn fill(queue_ms: u64, repair: bool) -> (u64, u64) {
     let flow = Flow::tcp(0);
     let (mut position, mut pace, mut due) = (0u64, 0.7, 0.0);
     let (mut expected, mut slowed) = (0u64, 0);
-    let mut at_start = 0;
-    for ms in 0..16_000 {
-        if ms == 3000 {
-            at_start = world.links[0].counts.lost;
-        }
+    for _ in 0..16_000 {
         due += pace * rate as f64 / 1000.0 / 1500.0;
         let count = due as u64;
         due -= count as f64;
@@ -199,8 +195,7 @@ fn fill(queue_ms: u64, repair: bool) -> (u64, u64) {
             pace *= 0.7;
         }
     }
-    // The first records are covered, and little is known of the path.
-    let dropped = world.links[0].counts.lost - at_start;
+    let dropped = world.links[0].counts.lost;
     let marked = world
         .totals(1)
         .inbound
@@ -220,7 +215,7 @@ fn losses_of_a_full_queue_are_not_hidden() {
         let (dropped, hidden) = fill(queue_ms, true);
         // The queue overflows a few times: one more or less is by chance.
         assert!(
-            hidden <= dropped / 5 + 5,
+            hidden <= dropped / 20,
             "{queue_ms} ms: {hidden} of {dropped}"
         );
         assert!(

@@ -371,7 +371,7 @@ fn the_path_is_searched() {
         let mut probes = Vec::new();
         // 60 seconds are enough for three probes of every size and too few for the raise timer.
         for ms in 0..60_000 {
-            let Some((id, size)) = path.poll(Instant::from_nanos(ms * 1_000_000), 0) else {
+            let Some((id, size)) = path.poll(Instant::from_nanos(ms * 1_000_000)) else {
                 continue;
             };
             // Neither repetitions nor confirmations.
@@ -396,16 +396,14 @@ fn health_is_reported() {
     let v = &VECTORS["health"];
     let mut receiver = Receiver::default();
     for arrival in list(&v["arrivals"]) {
-        let [counter, position, time, ms, ce] = [0, 1, 2, 3, 4].map(|i| number(&arrival[i]));
+        let [counter, byte_0, time, ms, ce] = [0, 1, 2, 3, 4].map(|i| number(&arrival[i]));
         let header = DataHeader {
             kind: 0x14,
             receiver: 1,
             counter,
         };
-        let stamp = Stamp {
-            position: position as u8,
-            time: time as u16,
-        };
+        let [t0, t1] = (time as u16).to_le_bytes();
+        let stamp = Stamp::read(&[byte_0 as u8, t0, t1]).expect("a whole stamp");
         let now = Instant::from_nanos(ms * 1_000_000);
         let from = SocketAddr::from(([192, 0, 2, 1], 7));
         receiver.datagram(&header, stamp, (Instant::BOOT, from), ce == 1, now);

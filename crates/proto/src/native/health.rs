@@ -144,6 +144,8 @@ pub struct Receiver {
     overtaken: u64,
     /// When datagrams were last overtaken.
     overtook: Instant,
+    /// Missing probes since the last report, less those that arrived late.
+    probes: u64,
     delay_base: Option<i64>,
     delay_sum: u64,
     last_transit: u16,
@@ -168,6 +170,7 @@ impl Default for Receiver {
             from: None,
             overtaken: 0,
             overtook: Instant::BOOT,
+            probes: 0,
             delay_base: None,
             delay_sum: 0,
             last_transit: 0,
@@ -188,7 +191,7 @@ impl Receiver {
     /// Records an authenticated datagram from `from` that is no replay. `derived` is when the keys
     /// of its session were derived. A new source address means that a faster path has overtaken
     /// datagrams in flight: they are late, and count as lost only if they do not arrive within
-    /// [`REPORT_INTERVAL`].
+    /// [`REPORT_INTERVAL`]. Missing probes do not count as lost.
     ///
     /// With loss repair, returns a verdict on the datagrams missing before it, if there are any.
     pub fn datagram(
@@ -227,17 +230,28 @@ impl Receiver {
             self.late(counter);
             return None;
         }
-        if self.from.replace(from).is_some_and(|before| before != from) {
-            self.pass_over(counter, now);
+        let moved = self.from.replace(from).is_some_and(|before| before != from);
+        let missing = counter - self.next;
+        if stamp.follows_probe {
+            self.probes += missing;
+            self.skip_to(counter);
+        } else if moved && missing > 0 {
+            self.overtaken = self.overtaken.saturating_add(missing);
+            self.overtook = now;
+            self.skip_to(counter);
         }
+        let probes = stamp.follows_probe && missing > 0;
         let missing = counter - self.next;
         self.advance(counter, stamp.position);
         let judge = self.judge.as_mut()?;
         let verdict = judge.datagram(stamp.position, delay, missing, now);
+        if probes {
+            return Some(Verdict::Probes);
+        }
         let lost = missing.min(u32::MAX.into()) as u32;
         let report = &mut self.report;
         match verdict {
-            None => {}
+            None | Some(Verdict::Probes) => {}
             Some(Verdict::Congestion) => {
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
@@ -263,6 +277,7 @@ impl Receiver {
         self.since = None;
         self.early = None;
         self.reported = now;
+        self.probes = 0;
         let mut report = std::mem::take(&mut self.report);
         if now.duration_since(self.overtook) >= REPORT_INTERVAL {
             let lost = std::mem::take(&mut self.overtaken).min(u64::from(u32::MAX)) as u32;
@@ -279,16 +294,10 @@ impl Receiver {
         regular.into_iter().chain(self.early).min()
     }
 
-    /// Treats the counters between the highest one and `counter` as received for now, because a
-    /// faster path has overtaken them.
-    fn pass_over(&mut self, counter: u64, now: Instant) {
-        let overtaken = counter - self.next;
-        if overtaken > 0 {
-            self.overtaken = self.overtaken.saturating_add(overtaken);
-            self.overtook = now;
-        }
+    /// Treats the counters between the highest one and `counter` as received.
+    fn skip_to(&mut self, counter: u64) {
         // If there are more than fit the window, only the newest of them.
-        if overtaken >= HORIZON {
+        if counter - self.next >= HORIZON {
             self.next = counter;
             self.window = [u64::MAX; (HORIZON / 64) as usize];
         }
@@ -319,16 +328,19 @@ impl Receiver {
     /// Handles a datagram with a lower counter than the highest one.
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
-        self.report.random_losses = self.report.random_losses.saturating_sub(1);
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
         if late < HORIZON && self.window[word] & bit == 0 {
             self.window[word] |= bit;
+            self.report.random_losses = self.report.random_losses.saturating_sub(1);
         } else if self.overtaken > 0 {
-            // A counter does not arrive twice, so a set bit means that it was skipped as overtaken.
+            // A counter does not arrive twice, so a set bit means that it was skipped.
             self.overtaken -= 1;
+        } else if self.probes > 0 {
+            self.probes -= 1;
         } else {
             self.report.lost = self.report.lost.saturating_sub(1);
+            self.report.random_losses = self.report.random_losses.saturating_sub(1);
         }
     }
 
@@ -392,7 +404,11 @@ mod tests {
     }
 
     fn stamp(position: u8, time: u16) -> Stamp {
-        Stamp { position, time }
+        Stamp {
+            position,
+            follows_probe: false,
+            time,
+        }
     }
 
     fn at(ms: u64) -> Instant {
@@ -549,6 +565,26 @@ mod tests {
         }
         let report = r.due(at(1000)).expect("a report");
         assert_eq!((report.lost, report.reordering), (0, 2899));
+    }
+
+    #[test]
+    fn missing_probes_are_no_losses() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        let mut verdicts = Vec::new();
+        // One of the probes is only late.
+        for c in (0..20).chain(30..40).chain([25]).chain(40..3000) {
+            let stamp = Stamp {
+                follows_probe: c == 30,
+                ..stamp(0, 0)
+            };
+            verdicts.extend(r.datagram(&header(c), stamp, (at(0), HERE), false, at(0)));
+        }
+        r.packets(at(0));
+        let report = r.due(at(1000)).expect("a report");
+        assert_eq!(verdicts, [Verdict::Probes]);
+        assert_eq!((report.lost, report.random_losses), (0, 0));
+        assert_eq!(report.reordering, 14);
     }
 
     #[test]

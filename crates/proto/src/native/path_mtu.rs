@@ -10,8 +10,8 @@
 //! probed until it passes, so that an outage does not make every size look refused. After that the
 //! search starts again.
 //!
-//! A probe that was too large leaves a gap in the counters, which the peer reports as a loss.
-//! [`PathMtu::excuse`] subtracts these losses from the report.
+//! A probe that was too large leaves a gap in the counters. The record behind it says so
+//! ([`Stamp::follows_probe`](super::stamp::Stamp::follows_probe)), and the peer counts no loss.
 
 use super::frame::SLICE_OVERHEAD;
 use super::repair::parity;
@@ -55,19 +55,6 @@ pub struct PathMtu {
     /// When to confirm or raise.
     idle_until: Option<Instant>,
     raise_at: Option<Instant>,
-    unanswered: Unanswered,
-    /// The same for the gaps that loss repair reports at once.
-    gaps: Unanswered,
-}
-
-/// Probes beyond the confirmed size, in one session, that may be reported as lost.
-#[derive(Clone, Copy, Debug, Default)]
-struct Unanswered {
-    /// Local index of the session that they were sent in.
-    session: u32,
-    /// Number of unacknowledged probes less those excused. Negative if an excused probe arrived
-    /// after all.
-    balance: i32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,18 +79,14 @@ impl PathMtu {
             next_id: 0,
             idle_until: None,
             raise_at: None,
-            unanswered: Unanswered::default(),
-            gaps: Unanswered::default(),
         }
     }
 
     /// Creates the state of another path to the same peer. Acknowledgements of probes on this path
-    /// do not match its probes, but losses on this path may still be reported.
+    /// do not match its probes.
     pub fn moved(&self, v6: bool) -> PathMtu {
         PathMtu {
             next_id: self.next_id,
-            unanswered: self.unanswered,
-            gaps: self.gaps,
             ..PathMtu::new(v6)
         }
     }
@@ -133,13 +116,9 @@ impl PathMtu {
         }
     }
 
-    /// Returns the id and UDP payload size of the probe to send now, if one is due. `session` is
-    /// the local index of the session.
-    pub fn poll(&mut self, now: Instant, session: u32) -> Option<(u16, usize)> {
+    /// Returns the id and UDP payload size of the probe to send now, if one is due.
+    pub fn poll(&mut self, now: Instant) -> Option<(u16, usize)> {
         let (id, size) = self.due(now)?;
-        if size > self.confirmed {
-            self.check_sent(session);
-        }
         Some((id, usize::from(size)))
     }
 
@@ -178,49 +157,16 @@ impl PathMtu {
         self.probe.map(|p| p.deadline).or(self.idle_until)
     }
 
-    /// A check of another candidate was sent in this session. It is small but may be lost as well.
-    pub fn check_sent(&mut self, session: u32) {
-        for unanswered in [&mut self.unanswered, &mut self.gaps] {
-            unanswered.follow(session);
-            unanswered.balance += 1;
-        }
-    }
-
-    /// A check was acknowledged.
-    pub fn check_answered(&mut self) {
-        self.unanswered.balance -= 1;
-        self.gaps.balance -= 1;
-    }
-
     /// Handles an acknowledged probe. Returns the round-trip time, unless the probe had been
     /// repeated (Karn's algorithm).
     pub fn acknowledged(&mut self, id: u16, size: u16, now: Instant) -> Option<Duration> {
         let probe = self.probe.filter(|p| p.id == id && p.size == size)?;
         self.probe = None;
         self.base_unsure = false;
-        if probe.size > self.confirmed {
-            // The size passes, so an unacknowledged probe was lost for another reason.
-            self.unanswered.balance -= i32::from(probe.sent);
-            self.gaps.balance -= i32::from(probe.sent);
-        }
         self.confirmed = self.confirmed.max(probe.size);
         self.refused = self.refused.max(self.confirmed.saturating_add(1));
         let sent = probe.sent_at;
         (probe.sent == 1).then(|| now.duration_since(sent))
-    }
-
-    /// Returns the part of `lost`, the losses reported while `session` is the current one, that was
-    /// not caused by the search.
-    ///
-    /// A probe may be reported before it counts as failed. It is excused until its acknowledgement
-    /// arrives; then the next report counts one more.
-    pub fn excuse(&mut self, lost: u32, session: u32) -> u32 {
-        self.unanswered.excuse(lost, session)
-    }
-
-    /// The same for the gaps that loss repair reports.
-    pub fn excuse_gaps(&mut self, gaps: u32, session: u32) -> u32 {
-        self.gaps.excuse(gaps, session)
     }
 
     /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
@@ -299,41 +245,16 @@ impl PathMtu {
     }
 }
 
-impl Unanswered {
-    /// See [`PathMtu::excuse`].
-    fn excuse(&mut self, lost: u32, session: u32) -> u32 {
-        let excused = i64::from(lost).min(self.balance.into());
-        // Within the range of the balance and no further from zero, so it fits.
-        self.balance -= excused as i32;
-        // Losses at the end of a session are not reported in the next one.
-        self.follow(session);
-        (i64::from(lost) - excused).min(u32::MAX.into()) as u32
-    }
-
-    /// Starts over in another session.
-    fn follow(&mut self, session: u32) {
-        if self.session != session {
-            *self = Unanswered {
-                session,
-                balance: 0,
-            };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The session of the probes in these tests.
-    const SESSION: u32 = 7;
 
     /// Runs the search until `end` seconds over a path that carries `limit` bytes of UDP payload.
     fn search(path: &mut PathMtu, from: u64, end: u64, limit: usize) -> usize {
         let mut probes = 0;
         for ms in from * 1000..end * 1000 {
             let now = Instant::from_nanos(ms * 1_000_000);
-            if let Some((id, size)) = path.poll(now, SESSION) {
+            if let Some((id, size)) = path.poll(now) {
                 probes += 1;
                 if size <= limit {
                     path.acknowledged(id, size as u16, now);
@@ -381,7 +302,7 @@ mod tests {
     #[test]
     fn ethernet_is_found_by_the_first_probe() {
         let mut path = PathMtu::new(false);
-        let (id, size) = path.poll(Instant::BOOT, SESSION).unwrap();
+        let (id, size) = path.poll(Instant::BOOT).unwrap();
         assert_eq!(size, 1472);
         path.acknowledged(id, 1472, at(0));
         assert_eq!(path.mtu(), 1500);
@@ -432,7 +353,7 @@ mod tests {
     #[test]
     fn an_acknowledgement_for_another_probe_proves_nothing() {
         let mut path = PathMtu::new(false);
-        let (id, _) = path.poll(Instant::BOOT, SESSION).unwrap();
+        let (id, _) = path.poll(Instant::BOOT).unwrap();
         path.acknowledged(id.wrapping_add(1), 1472, at(0));
         path.acknowledged(id, 65_000, at(0));
         assert_eq!(path.size(), usize::from(BASE));
@@ -442,60 +363,12 @@ mod tests {
     fn the_round_trip_is_measured_unless_the_probe_was_repeated() {
         let after = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut path = PathMtu::new(false);
-        let (id, size) = path.poll(after(100), SESSION).unwrap();
+        let (id, size) = path.poll(after(100)).unwrap();
         let rtt = path.acknowledged(id, size as u16, after(135));
         assert_eq!(rtt, Some(Duration::from_millis(35)));
-        let (id, size) = path.poll(after(200), SESSION).unwrap();
-        assert_eq!(path.poll(after(1200), SESSION), Some((id, size)));
+        let (id, size) = path.poll(after(200)).unwrap();
+        assert_eq!(path.poll(after(1200)), Some((id, size)));
         assert_eq!(path.acknowledged(id, size as u16, after(1210)), None);
-    }
-
-    #[test]
-    fn checks_of_other_candidates_are_excused_until_they_are_answered() {
-        let mut path = PathMtu::new(false);
-        path.check_sent(SESSION);
-        path.check_sent(SESSION);
-        path.check_answered();
-        assert_eq!(path.excuse(5, SESSION), 4);
-        assert_eq!(path.excuse(5, SESSION), 5);
-    }
-
-    #[test]
-    fn losses_of_the_search_are_subtracted_once() {
-        let mut path = PathMtu::new(false);
-        let sent = search(&mut path, 0, 5, 1232);
-        assert_eq!(sent, 5, "too large each time");
-        assert_eq!(path.excuse(3, SESSION), 0);
-        assert_eq!(path.excuse(3, SESSION), 1);
-        assert_eq!(path.excuse(3, SESSION), 3);
-    }
-
-    #[test]
-    fn a_probe_that_arrived_after_all_excuses_nothing() {
-        let mut path = PathMtu::new(false);
-        let (id, _) = path.poll(at(0), SESSION).unwrap();
-        assert_eq!(path.excuse(1, SESSION), 0, "it may be the probe");
-        assert_eq!(path.poll(at(1), SESSION), Some((id, 1472)));
-        path.acknowledged(id, 1472, at(0));
-        assert_eq!(path.excuse(0, SESSION), 1, "it was not, or was lost");
-        assert_eq!(path.excuse(5, SESSION), 5);
-    }
-
-    #[test]
-    fn a_lost_confirmation_is_a_loss() {
-        let mut path = PathMtu::new(false);
-        search(&mut path, 0, 60, 1472);
-        path.excuse(1000, SESSION);
-        search(&mut path, 60, 66, 0);
-        assert_eq!(path.excuse(1, SESSION), 1);
-    }
-
-    #[test]
-    fn losses_of_a_replaced_session_excuse_nothing_later() {
-        let mut path = PathMtu::new(false);
-        search(&mut path, 0, 5, 1232);
-        assert_eq!(path.excuse(1, SESSION + 1), 0, "reported a moment late");
-        assert_eq!(path.excuse(1, SESSION + 1), 1);
     }
 
     fn at(seconds: u64) -> Instant {

@@ -341,7 +341,9 @@ impl<'a> RecordWriter<'a> {
         frame::write_probe(&mut self.buffer()?[used..], id);
         self.used += PROBE_LEN;
         self.pad_to(size)?;
-        self.seal_uncovered().map(|_| ())
+        let sealed = self.seal_uncovered();
+        self.session.probed = true;
+        sealed
     }
 
     /// Seals an empty record: a keepalive.
@@ -471,6 +473,7 @@ impl<'a> RecordWriter<'a> {
         let record = slot.bytes();
         let stamp = Stamp {
             position,
+            follows_probe: std::mem::take(&mut self.session.probed),
             time: stamp,
         };
         record[DATA_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());

@@ -8,11 +8,17 @@ pub const STAMP_LEN: usize = 3;
 /// Bytes of a record's header, stamp and tag.
 pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + STAMP_LEN + TAG_LEN;
 
+/// The bit of the first byte that says [`Stamp::follows_probe`].
+const FOLLOWS_PROBE: u8 = 0x80;
+
 /// When a record was sealed, and its position in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Position in the sender's GSO batch, from 0.
+    /// Position in the sender's GSO batch, from 0 to 127.
     pub position: u8,
+    /// The record before this one is a PROBE, and so are those before it back to the last other
+    /// record. Missing ones are no losses: they may have been too large, or sent elsewhere.
+    pub follows_probe: bool,
     /// Fraction of the second, in 1/65536 s.
     pub time: u16,
 }
@@ -20,9 +26,10 @@ pub struct Stamp {
 impl Stamp {
     /// Reads the stamp at the start of a record's plaintext.
     pub fn read(plaintext: &[u8]) -> Option<Stamp> {
-        let &[position, t0, t1] = plaintext.first_chunk()?;
+        let &[first, t0, t1] = plaintext.first_chunk()?;
         Some(Stamp {
-            position,
+            position: first & !FOLLOWS_PROBE,
+            follows_probe: first & FOLLOWS_PROBE != 0,
             time: u16::from_le_bytes([t0, t1]),
         })
     }
@@ -30,7 +37,8 @@ impl Stamp {
     /// Encodes the stamp.
     pub fn to_bytes(self) -> [u8; STAMP_LEN] {
         let [t0, t1] = self.time.to_le_bytes();
-        [self.position, t0, t1]
+        let mark = if self.follows_probe { FOLLOWS_PROBE } else { 0 };
+        [self.position | mark, t0, t1]
     }
 }
 

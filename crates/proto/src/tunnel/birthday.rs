@@ -217,7 +217,6 @@ impl Tunnel {
         let mut outgoing = Outgoing::default();
         let mut writer = RecordWriter::new(outbox, &mut session, &mut outgoing, envelope);
         if writer.probe(probe.id, probe.size.into()).is_ok() {
-            peer.path.mtu.check_sent(session.local_index);
             for port in others {
                 outbox.repeat(*port);
             }

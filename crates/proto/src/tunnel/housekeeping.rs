@@ -157,7 +157,6 @@ impl Tunnel {
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
             // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
-                peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
             }
         }
@@ -195,7 +194,7 @@ impl Tunnel {
             .ends_at()
             .is_some_and(|at| at <= now.mono);
         let probe = (now.mono < peer.path.active_until)
-            .then(|| peer.path.mtu.poll(now.mono, session.local_index))
+            .then(|| peer.path.mtu.poll(now.mono))
             .flatten();
         if report.is_some() || probe.is_some() || parity {
             let mut writer =
@@ -242,7 +241,6 @@ impl Tunnel {
             let mut writer = RecordWriter::new(outbox, &mut session, outgoing, envelope);
             // If the outbox is full, the check counts as lost and another one follows.
             if writer.probe(check.id, check.size.into()).is_ok() {
-                peer.path.mtu.check_sent(session.local_index);
                 peer.timers.any_authenticated_packet_sent(now.mono);
             }
         }

@@ -718,9 +718,7 @@ fn control_frame(
 ) {
     match frame {
         Frame::Health(report) => {
-            let current = peer.sessions.current.as_ref();
-            let session = current.map_or(0, |s| s.local_index);
-            peer.path.reported(report, session, sending.now.mono);
+            peer.path.reported(report, sending.now.mono);
         }
         Frame::ProbeAck { id, size } if size < path_mtu::BASE => {
             check_answered(peer, Check { id, size }, sending.now.mono)
@@ -758,12 +756,10 @@ fn control_frame(
 /// port probe.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
     if peer.path.outgoing.validation.acknowledged(check) {
-        peer.path.mtu.check_answered();
         peer.path.validate();
         return;
     }
     if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
-        peer.path.mtu.check_answered();
         if peer.path.endpoint == Some(to) {
             peer.path.rtt = Some(rtt);
         }
@@ -771,7 +767,6 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
     }
     if peer.birthday.is_port_probe(check) {
         // The candidate appears once the peer sends from it.
-        peer.path.mtu.check_answered();
         return;
     }
     let session = peer.sessions.current.as_ref();
@@ -784,7 +779,6 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         peer.paths.on_unknown_ack();
         return;
     };
-    peer.path.mtu.check_answered();
     match better {
         CheckOutcome::Keep => {}
         CheckOutcome::InUse => {

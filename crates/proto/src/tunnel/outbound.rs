@@ -302,14 +302,12 @@ impl Tunnel {
         let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
         let sent = writer.probe(check.id, check.size.into()).is_ok();
         let age = session.age();
-        let index = session.local_index;
         peer.sessions.current = Some(session);
         if !sent {
             return;
         }
         let at = now.mono;
         peer.pings.sent(check, to, at);
-        peer.path.mtu.check_sent(index);
         peer.path.active_until = at + PROBE_WHILE_ACTIVE;
         peer.paths.sent(at);
         peer.timers.any_authenticated_packet_sent(at);

@@ -419,11 +419,16 @@ impl Receiver {
 
     /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
     fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
+        // A block with probes cannot be solved without them, but no segment waits for one.
+        let patience = match verdict {
+            Some(Verdict::Probes) => REORDERING,
+            _ => HOLD,
+        };
         while self.next < counter {
             self.make_space(0, now);
             self.slots.push_back(Slot {
                 state: SlotState::Missing {
-                    until: now + HOLD,
+                    until: now + patience,
                     congestion: verdict == Some(Verdict::Congestion),
                 },
                 frames: Vec::new(),

@@ -51,6 +51,8 @@ pub enum Verdict {
     Congestion,
     /// Any other loss.
     Random,
+    /// No loss: the missing datagrams are probes.
+    Probes,
 }
 
 /// The delays and positions of recent datagrams.
