@@ -228,6 +228,10 @@ impl Receiver {
         let delay = self.delay(stamp.time, now);
         if counter < self.next {
             self.late(counter);
+            if stamp.follows_probe && counter > 0 && self.is_awaited(counter - 1) {
+                // Nor is the probe lost.
+                self.late(counter - 1);
+            }
             return None;
         }
         let moved = self.from.replace(from).is_some_and(|before| before != from);
@@ -323,6 +327,13 @@ impl Receiver {
             }
             at += count;
         }
+    }
+
+    /// Whether a counter below the highest one may still count as lost.
+    fn is_awaited(&self, counter: u64) -> bool {
+        let is_recent = self.next - 1 - counter < HORIZON;
+        let seen = self.window[(counter % HORIZON / 64) as usize] & 1 << (counter % 64) != 0;
+        self.overtaken > 0 || is_recent && !seen
     }
 
     /// Handles a datagram with a lower counter than the highest one.
