@@ -13,6 +13,7 @@ pub mod client;
 pub mod endpoints;
 pub mod event;
 mod forward;
+pub mod join;
 pub mod mapping;
 pub mod names;
 pub mod nat;

@@ -9,13 +9,13 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueHint};
 use ipnet::IpNet;
 use seikan_config::{CoordinatorUrl, encode_key, parse_private_key};
 use seikan_mesh::client::{Client, ClientError, wait_for};
+use seikan_mesh::join::{Member, register};
 use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::system::SystemRandom;
@@ -31,11 +31,6 @@ use crate::userspace::UserspaceArguments;
 const DIRECTORY: &str = "/etc/seikan";
 /// File with the environment of the unit.
 const ENVIRONMENT: &str = "/etc/seikan/environment";
-/// Maximum attempts if the coordinator does not answer. It recognises a repeated request.
-const ATTEMPTS: u32 = 3;
-/// Interval between two attempts.
-const PAUSE: Duration = Duration::from_millis(500);
-
 /// Options of `join`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -129,13 +124,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let web_proxy = web_proxies.of_url(&arguments.url.to_string());
     // Before the token is used up: the file may not be writable.
     let mut written = create(&file)?;
-    let outcome = register(arguments, &token, &name, &web_proxies).and_then(|(joined, text)| {
-        let written = written
-            .write_all(text.as_bytes())
-            .and_then(|()| written.sync_all());
-        written.with_context(|| format!("cannot write {}", file.display()))?;
-        Ok(joined)
-    });
+    let outcome =
+        register_host(arguments, &token, &name, &web_proxies).and_then(|(joined, text)| {
+            let written = written
+                .write_all(text.as_bytes())
+                .and_then(|()| written.sync_all());
+            written.with_context(|| format!("cannot write {}", file.display()))?;
+            Ok(joined)
+        });
     let joined = match outcome {
         Ok(joined) => joined,
         Err(error) => {
@@ -182,7 +178,7 @@ fn start(file: &Path, arguments: &Arguments) -> anyhow::Error {
 }
 
 /// Registers this host with the coordinator; returns the answer and the configuration made of it.
-fn register(
+fn register_host(
     arguments: &Arguments,
     token: &Token,
     name: &Name,
@@ -200,16 +196,7 @@ fn register(
         credential: Credential::generate(&mut SystemRandom),
     };
     let client = Client::new(&arguments.url, arguments.pin, None, web_proxies.clone())?;
-    let mut attempt = 1;
-    let answer = loop {
-        match wait_for(client.join(&request)) {
-            Err(ClientError::Unreachable { .. }) if attempt < ATTEMPTS => {
-                attempt += 1;
-                std::thread::sleep(PAUSE);
-            }
-            other => break other,
-        }
-    };
+    let answer = wait_for(register(&client, &request));
     let joined = answer.map_err(|error| match &error {
         ClientError::Unreachable { reason, .. }
             if arguments.pin.is_none() && reason.contains("certificate") =>
@@ -240,8 +227,15 @@ fn register(
             )),
         });
     }
-    let key = encode_key(key.as_bytes());
-    let text = configuration(arguments, &joined, &request.credential, &key);
+    let member = Member {
+        key: &key,
+        coordinator: &arguments.url,
+        pin: arguments.pin,
+        credential: &request.credential,
+        joined: &joined,
+        port: arguments.port,
+    };
+    let text = member.to_toml();
     Ok((joined, text))
 }
 
@@ -320,39 +314,6 @@ fn is_private(network: &IpNet) -> bool {
     spaces.into_iter().any(|space| space.contains(network))
 }
 
-/// Returns the configuration of a member.
-fn configuration(
-    arguments: &Arguments,
-    joined: &Joined,
-    credential: &Credential,
-    key: &str,
-) -> Zeroizing<String> {
-    // Large enough for all: growing would leave copies of the secrets in freed memory.
-    let mut text = Zeroizing::new(String::with_capacity(4096));
-    text.push_str("# Written by `seikan join`. Holds secrets of this host: do not share it.\n");
-    let mut line = |key: &str, value: &str| {
-        for part in [key, " = \"", value, "\"\n"] {
-            text.push_str(part);
-        }
-    };
-    line("private-key", key);
-    line("coordinator", &arguments.url.to_string());
-    if let Some(pin) = arguments.pin {
-        line("coordinator-pin", &pin.to_string());
-    }
-    line("credential", &credential.reveal());
-    let addresses: Vec<String> = joined
-        .addresses
-        .iter()
-        .map(|address| format!("\"{address}\""))
-        .collect();
-    text.push_str(&format!("address = [{}]\n", addresses.join(", ")));
-    if let Some(port) = arguments.port {
-        text.push_str(&format!("listen-port = {port}\n"));
-    }
-    text
-}
-
 /// Returns the file of an interface, where `up` looks for it, or the named file.
 fn configuration_file(target: &str, interface: &str) -> PathBuf {
     if target == interface {
@@ -399,53 +360,6 @@ fn default_name() -> anyhow::Result<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-    use seikan_config::{Overrides, Source, Syntax, parse};
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
-    #[test]
-    fn up_reads_the_configuration_that_join_writes() {
-        let pin = Pin::of_certificate(b"a certificate").to_string();
-        let line = [
-            "join",
-            "https://192.0.2.1:7443",
-            "--token",
-            "t",
-            "--pin",
-            &pin,
-            "--port",
-            "7",
-        ];
-        let arguments = Line::parse_from(line).arguments;
-        let credential = format!("skc_{}", "A".repeat(32));
-        let joined = Joined {
-            addresses: vec!["100.80.0.1/12".parse().expect("an address")],
-        };
-        // RFC 7748, section 6.1: Alice's private key.
-        let key = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
-        let shown = credential.parse().expect("a credential");
-        let text = configuration(&arguments, &joined, &shown, key);
-        let source = Source {
-            file: "seikan0.toml".into(),
-            syntax: Syntax::Toml,
-            text,
-        };
-        let parsed = parse(&source, &Overrides::default(), &|_| {
-            Err(io::ErrorKind::NotFound.into())
-        });
-        assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
-        let config = parsed.config.expect("a configuration");
-        assert_eq!(config.listen_port, Some(7));
-        let mesh = config.mesh.expect("a mesh");
-        assert_eq!(mesh.coordinator.to_string(), "https://192.0.2.1:7443");
-        assert_eq!(mesh.pin.map(|pin| pin.to_string()), Some(pin));
-        assert_eq!(*mesh.credential.reveal(), credential);
-    }
 
     #[test]
     fn mesh_networks_are_private_unless_confirmed() {
