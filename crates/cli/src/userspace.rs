@@ -127,7 +127,7 @@ pub fn describe(listener: &Listener) -> String {
     let service = match listener.service {
         Service::Socks => "SOCKS5",
         Service::Http => "HTTP CONNECT",
-        Service::Forward | Service::Exposed => "forward",
+        Service::Forward | Service::Exposed | Service::Own => "forward",
     };
     let transport = match listener.transport {
         Transport::Tcp => "",

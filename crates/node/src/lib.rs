@@ -4,6 +4,8 @@
 mod batch_reader;
 pub mod control;
 pub mod dialogue;
+pub mod embedded;
+pub mod endpoints;
 mod flood;
 pub mod former;
 pub mod gateway;

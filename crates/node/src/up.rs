@@ -16,13 +16,14 @@
 //! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
+use crate::endpoints::resolve_all;
 use crate::former::FormerSessions;
 use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
 use crate::monitor::{self, Leaving, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
-use crate::node::{DEFAULT_MTU, Node, NodeError, resolve, tun_options};
+use crate::node::{DEFAULT_MTU, Node, NodeError, tun_options};
 use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
@@ -33,7 +34,7 @@ use crate::system::SystemRandom;
 use crate::userspace::{Stack, StackError, UserspaceError, adapt};
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{
-    CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
+    CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, InterfaceName,
     InterfaceNameError, Mode, PrivateKey, Protocol, Repair, Severity, Table,
 };
 use seikan_mesh::agent::AgentError;
@@ -52,7 +53,6 @@ use seikan_sys::udp::UdpError;
 use seikan_userspace::Listener;
 use std::cell::RefCell;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -454,7 +454,9 @@ impl Work<'_> {
         if self.is_interrupted() {
             return Ok(());
         }
-        let (mut config, endpoints) = self.resolved();
+        let observer = &mut *self.observer;
+        let (mut config, endpoints) =
+            resolve_all(self.config, &mut |warning| observer.warn(warning));
         let plan = routes::plan(&config, &endpoints, &self.netlink)?;
         config.fwmark = plan.mark;
         config.mtu = Some(mtu::inner_mtu(
@@ -603,6 +605,8 @@ impl Work<'_> {
             },
         };
         if let (Some(own), Some(end)) = (&self.options.userspace, self.stack_end.take()) {
+            // Buffers are of up to 4 MiB; an idle stack should have none.
+            seikan_sys::memory::return_large_blocks();
             let members = services.mesh.as_ref().map(Mesh::names);
             node.stack = Some(Stack::start(
                 self.config,
@@ -627,7 +631,7 @@ impl Work<'_> {
             return Ok(Ended::Requested);
         }
         node.former.resume_configured(&mut node.tunnel);
-        let ended = worker::run(node, self.signals, &mut services)?;
+        let ended = worker::run(node, Some(self.signals), &mut services)?;
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);
         }
@@ -662,38 +666,6 @@ impl Work<'_> {
             self.observer
                 .warn(Diagnostic::new(Severity::Warning, name, failure));
         }
-    }
-
-    /// Returns the configuration with resolved endpoints. A name that cannot be resolved now, as during boot,
-    /// is retried while the tunnel runs.
-    fn resolved(&mut self) -> (Config, Vec<IpAddr>) {
-        let mut config = self.config.clone();
-        let mut endpoints = Vec::new();
-        for peer in &mut config.peers {
-            let Some(endpoint) = &mut peer.endpoint else {
-                continue;
-            };
-            match resolve(&endpoint.host, endpoint.port) {
-                Ok(address) => {
-                    // A link-local address keeps its name, which has the scope.
-                    if !matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0) {
-                        endpoint.host = Host::Address(address.ip());
-                    }
-                    endpoints.push(address.ip());
-                }
-                Err(error) => {
-                    let warning = Diagnostic::new(
-                        Severity::Warning,
-                        self.config.name.as_str(),
-                        error.to_string(),
-                    );
-                    let help = "the tunnel starts without this peer's address, and resolves it again every few seconds";
-                    self.observer.warn(warning.with_help(help));
-                    peer.endpoint = None;
-                }
-            }
-        }
-        (config, endpoints)
     }
 
     fn is_interrupted(&mut self) -> bool {

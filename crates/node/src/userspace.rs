@@ -6,7 +6,7 @@
 use ipnet::IpNet;
 use seikan_config::{Config, Diagnostic, Hooks, Mode, PeerConfig, Severity, Table};
 use seikan_mesh::names::Names as MemberNames;
-use seikan_userspace::{Counters, Exposed, Forward, Handle, Limits, Listener, Options};
+use seikan_userspace::{Counters, Exposed, Forward, Handle, Limits, Listener, Options, Sockets};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -146,6 +146,11 @@ impl Stack {
     /// Returns the addresses of the host that lead into the tunnel.
     pub fn listeners(&self) -> &[Listener] {
         self.handle.listeners()
+    }
+
+    /// Returns what opens sockets inside the tunnel for this process.
+    pub fn sockets(&self) -> &Sockets {
+        self.handle.sockets()
     }
 
     /// Returns the forwarded port that listens there.

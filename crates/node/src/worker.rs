@@ -83,10 +83,10 @@ struct Buffers {
     receive: ReceiveBatch,
 }
 
-/// Runs the tunnel until it is stopped.
+/// Runs the tunnel until it is stopped, by a signal if `signals` are given.
 pub fn run(
     node: &mut Node,
-    signals: &Signals,
+    signals: Option<&Signals>,
     service: &mut dyn Service,
 ) -> Result<Ended, NodeError> {
     let failed = |operation| move |error| NodeError::System { operation, error };
@@ -102,7 +102,10 @@ pub fn run(
     register(&epoll, node).map_err(failed("cannot watch the sockets"))?;
     epoll
         .add(&node.tun.queues()[0], TOKEN_TUN, Interest::Read)
-        .and_then(|()| epoll.add(signals.as_fd(), TOKEN_SIGNAL, Interest::Read))
+        .and_then(|()| match signals {
+            Some(signals) => epoll.add(signals.as_fd(), TOKEN_SIGNAL, Interest::Read),
+            None => Ok(()),
+        })
         .and_then(|()| match node.lan_socket() {
             Some(socket) => epoll.add(socket, TOKEN_LAN, Interest::Read),
             None => Ok(()),
@@ -171,9 +174,9 @@ pub fn run(
         node.poll_gateway();
         for token in served.drain(..) {
             let flow = match token {
-                TOKEN_SIGNAL => match signals.next() {
-                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => ControlFlow::Stop,
-                    Ok(Some(Signal::Hangup)) => {
+                TOKEN_SIGNAL => match signals.map(Signals::next) {
+                    Some(Ok(Some(Signal::Interrupt | Signal::Terminate))) => ControlFlow::Stop,
+                    Some(Ok(Some(Signal::Hangup))) => {
                         service.hang_up();
                         ControlFlow::Continue
                     }

@@ -125,7 +125,7 @@ impl Drop for Instance {
 fn run(config: &Config, mut control: Control) {
     let signals = Signals::block().expect("signals");
     let mut node = Node::create(config).expect("node");
-    worker::run(&mut node, &signals, &mut control).expect("worker");
+    worker::run(&mut node, Some(&signals), &mut control).expect("worker");
     drop(node);
 }
 

@@ -11,8 +11,10 @@ pub struct Counters {
     pub http: ServiceCounters,
     /// Forwarded ports of the host.
     pub forwards: ServiceCounters,
-    /// Exposed ports.
+    /// Exposed ports, and listening sockets of this process.
     pub exposed: ServiceCounters,
+    /// Other sockets of this process.
+    pub own: ServiceCounters,
     /// Packets from the tunnel.
     pub packets_in: u64,
     /// Packets to the tunnel; a super-packet is one.

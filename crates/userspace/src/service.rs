@@ -15,6 +15,8 @@ pub enum Service {
     Http,
     /// A forwarded port.
     Forward,
-    /// An exposed port.
+    /// A port inside the tunnel that is exposed, or that a socket of this process listens on.
     Exposed,
+    /// Sockets of this process that connect, or have a port for datagrams ([`crate::Sockets`]).
+    Own,
 }

@@ -1,11 +1,9 @@
 //! Bytes between a connection of the host and one inside the tunnel, without a buffer of their own: the host's bytes are
 //! read into the send buffer of the connection inside, and written from its receive buffer.
 
+use crate::host_stream::HostStream;
 use smoltcp::socket::tcp::{RecvError, Socket, State};
-use socket2::SockRef;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
 
 /// Most bytes that are moved in each direction before other connections have their share.
 const SHARE: usize = 512 * 1024;
@@ -16,11 +14,13 @@ const UNREAD_CHUNKS: usize = 16;
 /// The host's side of a connection.
 #[derive(Debug)]
 pub(crate) struct Splice {
-    pub host: TcpStream,
+    pub host: HostStream,
     /// Whether a read may return something; the events are edge-triggered.
     pub readable: bool,
     /// Whether a write may accept something.
     pub writable: bool,
+    /// Whether the host's end is closed in both directions.
+    pub closed: bool,
     /// Whether the host has sent everything.
     host_ended: bool,
     /// Whether the host has been given everything.
@@ -41,11 +41,12 @@ pub(crate) struct Moved {
 }
 
 impl Splice {
-    pub fn new(host: TcpStream) -> Splice {
+    pub fn new(host: HostStream) -> Splice {
         Splice {
             host,
             readable: true,
             writable: true,
+            closed: false,
             host_ended: false,
             inside_ended: false,
         }
@@ -56,10 +57,15 @@ impl Splice {
         self.host_ended || self.inside_ended
     }
 
+    /// Whether the host has sent everything.
+    pub fn has_ended(&self) -> bool {
+        self.host_ended || self.closed
+    }
+
     /// Ends the sending side, and reads what is left of a request: the kernel resets a connection that is closed with unread
     /// bytes, and the client would lose the answer.
     pub fn end_request(&mut self) {
-        let _ = self.host.shutdown(Shutdown::Write);
+        self.host.shut_down();
         let mut chunk = [0; 4096];
         for _ in 0..UNREAD_CHUNKS {
             if !matches!(self.host.read(&mut chunk), Ok(1..)) {
@@ -74,7 +80,7 @@ impl Splice {
         let alive = self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
         if !alive {
             inside.abort();
-            self.reset();
+            self.host.reset();
             moved.over = true;
             return moved;
         }
@@ -85,7 +91,7 @@ impl Splice {
             // The host is slower than the far end, which is done.
             State::Closed if inside.can_recv() => {}
             State::Closed if !self.inside_ended || !self.host_ended => {
-                self.reset();
+                self.host.reset();
                 moved.over = true;
             }
             _ => {}
@@ -110,6 +116,7 @@ impl Splice {
                 }
             });
             match read {
+                Ok(Ok(0)) if self.host.is_reset() => return false,
                 Ok(Ok(0)) => {
                     self.host_ended = true;
                     inside.close();
@@ -157,17 +164,11 @@ impl Splice {
                 Ok(Err(_)) => return false,
                 Err(RecvError::Finished) => {
                     self.inside_ended = true;
-                    // An error means that the host's end is gone: the next read tells.
-                    let _ = self.host.shutdown(Shutdown::Write);
+                    self.host.finish();
                 }
                 Err(RecvError::InvalidState) => break,
             }
         }
         true
-    }
-
-    /// Makes the host's end see a reset, as the inside has one.
-    pub fn reset(&self) {
-        let _ = SockRef::from(&self.host).set_linger(Some(Duration::ZERO));
     }
 }

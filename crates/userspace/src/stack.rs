@@ -5,14 +5,14 @@ use crate::device::Device;
 use crate::engine::{Engine, Entrance, Parts, Shared, UdpEntrance};
 use crate::options::{Limits, Options, Transport};
 use crate::service::{Names, Service};
+use crate::sockets::Sockets;
 use crate::target::Target;
+use crate::waker::Waker;
 use ipnet::IpNet;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -91,8 +91,6 @@ impl Stack {
     pub fn start(device: OwnedFd, options: Options, names: Names) -> Result<Handle, StackError> {
         check(&options)?;
         let system = |operation| move |source| StackError::System { operation, source };
-        // Buffers are of up to 4 MiB; an idle stack should have none.
-        seikan_sys::memory::return_large_blocks();
         let mut seed = [0; 8];
         seikan_sys::random::fill(&mut seed).map_err(system("random bytes"))?;
         let (entrances, udp_entrances) = listen(&options)?;
@@ -117,12 +115,11 @@ impl Stack {
                     .map_err(system("the address of a socket"))?,
             });
         }
-        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|errno| system("an event descriptor")(errno.into()))?;
+        let waker = Arc::new(Waker::new().map_err(system("an event descriptor"))?);
+        let (sockets, commands) = Sockets::new(Arc::clone(&waker));
         let shared = Arc::new(Shared {
             counters: Mutex::default(),
-            stop: AtomicBool::new(false),
-            wake,
+            waker,
         });
         let mtu = options.mtu as usize;
         let parts = Parts {
@@ -137,6 +134,7 @@ impl Stack {
                 ..options.limits
             },
             names,
+            commands,
             seed: u64::from_ne_bytes(seed),
         };
         let mut engine = Engine::new(parts, Arc::clone(&shared)).map_err(system("epoll"))?;
@@ -150,6 +148,7 @@ impl Stack {
             .map_err(system("its thread"))?;
         Ok(Handle {
             listeners,
+            sockets,
             shared,
             thread: Some(thread),
         })
@@ -160,6 +159,7 @@ impl Stack {
 #[derive(Debug)]
 pub struct Handle {
     listeners: Vec<Listener>,
+    sockets: Sockets,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -168,6 +168,11 @@ impl Handle {
     /// Returns the addresses of the host on which the stack listens.
     pub fn listeners(&self) -> &[Listener] {
         &self.listeners
+    }
+
+    /// Returns what opens sockets inside the tunnel for this process.
+    pub fn sockets(&self) -> &Sockets {
+        &self.sockets
     }
 
     /// Returns the counters as of the last time that the stack had something to do.
@@ -182,8 +187,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        let _ = self.shared.wake.write(1);
+        self.shared.waker.end();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

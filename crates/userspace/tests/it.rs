@@ -5,6 +5,7 @@ mod bytes;
 mod datagrams;
 mod exposed;
 mod limits;
+mod own;
 mod path;
 mod proxies;
 mod transfers;

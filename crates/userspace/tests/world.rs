@@ -158,6 +158,11 @@ impl World {
         self.handle.as_ref().unwrap().counters()
     }
 
+    /// What opens sockets of this process.
+    pub fn sockets(&self) -> &seikan_userspace::Sockets {
+        self.handle.as_ref().unwrap().sockets()
+    }
+
     /// Waits until the counters are like that.
     pub fn until(&self, what: &str, is: impl Fn(&Counters) -> bool) {
         let started = Instant::now();

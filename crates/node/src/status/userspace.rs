@@ -93,9 +93,11 @@ pub(super) fn userspace(stack: &Stack) -> UserspaceStatus {
         (Service::Http, counters.http),
         (Service::Forward, counters.forwards),
         (Service::Exposed, counters.exposed),
+        (Service::Own, counters.own),
     ];
     let is_used = |service: Service| match service {
         Service::Exposed => !exposed.is_empty(),
+        Service::Own => counters.own != ServiceCounters::default(),
         other => listening.iter().any(|port| port.service == name(other)),
     };
     let used = all.into_iter().filter(|(service, _)| is_used(*service));
@@ -120,6 +122,7 @@ fn name(service: Service) -> &'static str {
         Service::Http => "http",
         Service::Forward => "forward",
         Service::Exposed => "expose",
+        Service::Own => "own",
     }
 }
 

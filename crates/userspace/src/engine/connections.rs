@@ -1,21 +1,24 @@
 //! TCP connections: requests of clients, connections to the inside and from it.
 
 use super::{CONNECTION, Engine, Id};
+use crate::host_stream::{HostStream, OwnStream};
 use crate::http;
 use crate::inside::{Inside, Net, Next};
 use crate::options::Exposed;
 use crate::packet::FlowKey;
 use crate::service::Service;
+use crate::sockets::{self, Answer, Ends, Stream};
 use crate::socks::{self, Parsed};
 use crate::splice::Splice;
 use crate::target::{Failure, Target};
 use seikan_observe::DropReason;
 use seikan_sys::poll::Event;
 use smoltcp::socket::tcp::State;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// Time that a client has for its request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -46,6 +49,8 @@ pub(super) struct Connection {
     pub stage: Stage,
     /// When the current stage is given up.
     pub deadline: Option<Instant>,
+    /// A socket of this process waits for the far end.
+    pub answer: Option<Answer<Ends>>,
 }
 
 /// Stages of a connection.
@@ -57,10 +62,19 @@ pub(super) enum Stage {
     Opening(Dialogue, Vec<u8>),
     /// The host's socket connects, on behalf of the far end.
     Accepting,
+    /// The far end completes its handshake with a listening socket of this process, which gets the stream then.
+    Arriving(Arrival),
     /// Bytes are moved.
     Open,
     /// The client holds a UDP association, which ends with the connection.
     Associated,
+}
+
+/// A connection for a listening socket of this process.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    stream: Stream,
+    queue: mpsc::Sender<Stream>,
 }
 
 /// How a client is spoken to.
@@ -72,7 +86,7 @@ pub(super) enum Dialogue {
     Socks,
     /// HTTP.
     Http,
-    /// A forwarded port: not at all.
+    /// A forwarded port, or a socket of this process: not at all.
     None,
 }
 
@@ -97,10 +111,10 @@ impl Engine {
             let dialogue = match service {
                 Service::Socks => Dialogue::Greeting,
                 Service::Http => Dialogue::Http,
-                Service::Forward | Service::Exposed => Dialogue::None,
+                Service::Forward | Service::Exposed | Service::Own => Dialogue::None,
             };
             let stage = Stage::Request(dialogue, Vec::new());
-            let Ok(index) = self.insert(service, socket, stage) else {
+            let Ok(index) = self.insert(service, HostStream::Tcp(socket), stage) else {
                 continue;
             };
             self.connections[index].deadline = Some(self.now + REQUEST_WITHIN);
@@ -111,7 +125,7 @@ impl Engine {
         }
     }
 
-    fn insert(&mut self, service: Service, socket: TcpStream, stage: Stage) -> io::Result<usize> {
+    fn insert(&mut self, service: Service, host: HostStream, stage: Stage) -> io::Result<usize> {
         let generation = self.generation();
         let entry = self.connections.vacant_entry();
         let index = entry.key();
@@ -119,16 +133,17 @@ impl Engine {
             index: index as u32,
             generation,
         };
-        self.epoll.add_edge(&socket, id.token(CONNECTION))?;
+        self.epoll.add_edge(&host, id.token(CONNECTION))?;
         entry.insert(Connection {
             service,
             generation,
             queued: false,
             timer: None,
             inside: None,
-            splice: Splice::new(socket),
+            splice: Splice::new(host),
             stage,
             deadline: None,
+            answer: None,
         });
         self.service(service).open += 1;
         Ok(index)
@@ -146,12 +161,60 @@ impl Engine {
         let socket = connect_host(exposed.target).map_err(|_| DropReason::HostRefused)?;
         let inside = Inside::pending(flow, buffer).ok_or(DropReason::NoService)?;
         let index = self
-            .insert(Service::Exposed, socket, Stage::Accepting)
+            .insert(Service::Exposed, HostStream::Tcp(socket), Stage::Accepting)
             .map_err(|_| DropReason::FlowLimit)?;
         let connection = &mut self.connections[index];
         // Reported as soon as the host has answered.
         connection.splice.writable = false;
         connection.deadline = Some(self.now + CONNECT_WITHIN);
+        self.attach(index, inside);
+        Ok(index)
+    }
+
+    /// Connects a stream of this process.
+    pub(super) fn open_own(&mut self, target: &Target, stream: OwnStream, answer: Answer<Ends>) {
+        let stage = Stage::Request(Dialogue::None, Vec::new());
+        let inserted = if self.is_full() {
+            self.service(Service::Own).refused += 1;
+            None
+        } else {
+            self.insert(Service::Own, HostStream::Own(stream), stage)
+                .ok()
+        };
+        let Some(index) = inserted else {
+            let _ = answer.send(Err(Failure::Limit.into()));
+            return;
+        };
+        self.connections[index].answer = Some(answer);
+        self.open(index, target, Vec::new());
+        self.enqueue(index);
+    }
+
+    /// Opens a connection to a listening socket of this process for a SYN, which has to be given to it next.
+    pub(super) fn open_listening(
+        &mut self,
+        flow: FlowKey,
+        queue: mpsc::Sender<Stream>,
+    ) -> Result<usize, DropReason> {
+        let buffer = self.buffer(EXPOSED_QUARTERS);
+        let buffer = buffer.filter(|_| !self.is_full_for_inside());
+        let buffer = buffer.ok_or(DropReason::FlowLimit)?;
+        let mut inside = Inside::pending(flow, buffer).ok_or(DropReason::NoService)?;
+        inside.accept();
+        let (socket, own) = sockets::pair().map_err(|_| DropReason::FlowLimit)?;
+        let stream = Stream {
+            socket,
+            end: own.end.clone(),
+            ends: Ends {
+                local: flow.local,
+                remote: flow.remote,
+            },
+        };
+        let stage = Stage::Arriving(Arrival { stream, queue });
+        let index = self
+            .insert(Service::Exposed, HostStream::Own(own), stage)
+            .map_err(|_| DropReason::FlowLimit)?;
+        self.connections[index].deadline = Some(self.now + CONNECT_WITHIN);
         self.attach(index, inside);
         Ok(index)
     }
@@ -204,6 +267,7 @@ impl Engine {
         if connection.generation == id.generation {
             connection.splice.readable |= event.readable || event.failed;
             connection.splice.writable |= event.writable || event.failed;
+            connection.splice.closed |= event.failed;
             self.enqueue(index);
         }
     }
@@ -235,8 +299,15 @@ impl Engine {
                 return self.remove(index);
             }
             Stage::Opening(..) if expired => return self.fail(index, Failure::TimedOut),
+            // Whoever waited for it has given up.
+            Stage::Opening(..) if connection.splice.closed && connection.splice.host.is_own() => {
+                let service = connection.service;
+                self.service(service).refused += 1;
+                self.finish(index);
+            }
             Stage::Request(..) => self.read_request(index),
             Stage::Opening(..) => self.follow_opening(index),
+            Stage::Arriving(_) => self.follow_arriving(index, expired),
             Stage::Accepting => self.follow_accepting(index, expired),
             Stage::Open => self.pump(index, expired),
             Stage::Associated => self.follow_association(index),
@@ -432,6 +503,11 @@ impl Engine {
         };
         connection.deadline = None;
         let service = connection.service;
+        if let Some(answer) = connection.answer.take() {
+            let FlowKey { local, remote } = inside.flow;
+            // If nobody waits any more, the end of the stream tells.
+            let _ = answer.send(Ok(Ends { local, remote }));
+        }
         // At most a head's length, and the buffer is empty.
         let sent = inside.socket().send_slice(&early).unwrap_or(0) as u64;
         let counters = self.service(service);
@@ -461,7 +537,7 @@ impl Engine {
         if !connection.splice.writable && !expired {
             return;
         }
-        let refused = expired || !matches!(connection.splice.host.take_error(), Ok(None));
+        let refused = expired || connection.splice.host.has_failed();
         if refused {
             inside.accept();
             inside.socket().abort();
@@ -471,6 +547,30 @@ impl Engine {
         inside.accept();
         connection.stage = Stage::Open;
         self.service(Service::Exposed).accepted += 1;
+    }
+
+    /// Looks whether the far end has completed its handshake with a listening socket.
+    fn follow_arriving(&mut self, index: usize, expired: bool) {
+        let connection = &mut self.connections[index];
+        let state = connection.inside.as_ref().map(Inside::state);
+        match state {
+            Some(State::SynReceived) if !expired => return,
+            None | Some(State::SynReceived | State::Listen | State::Closed) => {
+                self.service(Service::Exposed).refused += 1;
+                return self.finish(index);
+            }
+            Some(_) => {}
+        }
+        let Stage::Arriving(arrival) = std::mem::replace(&mut connection.stage, Stage::Open) else {
+            return;
+        };
+        connection.deadline = None;
+        if arrival.queue.try_send(arrival.stream).is_err() {
+            self.service(Service::Exposed).refused += 1;
+            return self.finish(index);
+        }
+        self.service(Service::Exposed).accepted += 1;
+        self.pump(index, false);
     }
 
     /// Moves bytes between both sides.
@@ -483,7 +583,7 @@ impl Engine {
             // The far end has not confirmed the connection to an exposed port yet; a reset of it leads back to `Listen`.
             State::SynReceived if !expired => return,
             State::SynReceived | State::Listen => {
-                connection.splice.reset();
+                connection.splice.host.reset();
                 return self.finish(index);
             }
             _ => {}
@@ -508,6 +608,28 @@ impl Engine {
         }
     }
 
+    /// Whether a connection whose stream is dropped has still something to deliver.
+    pub(super) fn is_delivering(&self) -> bool {
+        self.connections.iter().any(|(_, connection)| {
+            let delivered = |inside: &Inside| {
+                matches!(
+                    inside.state(),
+                    State::FinWait2 | State::TimeWait | State::Closed
+                )
+            };
+            let inside = connection.inside.as_ref();
+            connection.splice.has_ended() && !inside.is_none_or(delivered)
+        })
+    }
+
+    /// Resets all connections.
+    pub(super) fn reset_all(&mut self) {
+        let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in all {
+            self.finish(index);
+        }
+    }
+
     /// Ends a connection, with a reset if the inside is still open.
     fn finish(&mut self, index: usize) {
         let connection = &mut self.connections[index];
@@ -522,6 +644,9 @@ impl Engine {
 
     /// Answers that the destination cannot be reached, and ends the connection.
     fn fail(&mut self, index: usize, failure: Failure) {
+        if let Some(answer) = self.connections[index].answer.take() {
+            let _ = answer.send(Err(failure.into()));
+        }
         let dialogue = match &self.connections[index].stage {
             Stage::Opening(dialogue, _) => *dialogue,
             _ => Dialogue::None,
@@ -534,8 +659,7 @@ impl Engine {
                 self.refuse(index, http::failure(failure).as_bytes());
             }
             Dialogue::None => {
-                let socket = SockRef::from(&self.connections[index].splice.host);
-                let _ = socket.set_linger(Some(Duration::ZERO));
+                self.connections[index].splice.host.reset();
                 self.refuse(index, &[]);
             }
         }

@@ -27,7 +27,7 @@ pub(super) struct Datagrams {
     by_key: HashMap<FlowKey, usize>,
     by_client: HashMap<Client, usize>,
     associations: HashMap<Id, Association>,
-    buf: Vec<u8>,
+    pub buf: Vec<u8>,
     out: Vec<u8>,
 }
 
@@ -173,13 +173,13 @@ impl Engine {
         self.datagrams.buf = buf;
     }
 
-    fn take_buf(&mut self) -> Vec<u8> {
+    pub(super) fn take_buf(&mut self) -> Vec<u8> {
         let mut buf = std::mem::take(&mut self.datagrams.buf);
         buf.resize(65_536, 0);
         buf
     }
 
-    fn count(&mut self, sent: Result<(), DropReason>) {
+    pub(super) fn count(&mut self, sent: Result<(), DropReason>) {
         if let Err(reason) = sent {
             self.counters.drops.add(reason, 1);
         }
@@ -218,7 +218,7 @@ impl Engine {
         self.send_inside(&key, via.service(), payload)
     }
 
-    fn send_inside(
+    pub(super) fn send_inside(
         &mut self,
         key: &FlowKey,
         service: Service,
@@ -261,7 +261,7 @@ impl Engine {
             Some(index) => *index,
             None => match self.exposed(Transport::Udp, key.local.port()) {
                 Some(exposed) => self.open_udp(key, exposed.target)?,
-                None => return Ok(false),
+                None => return Ok(self.receive_own(key, packet, size)),
             },
         };
         let flow = &mut self.datagrams.flows[index];
@@ -347,8 +347,7 @@ impl Engine {
             index: index as u32,
             generation: connection.generation,
         };
-        let opened = host.local_addr().and_then(|local| {
-            let client = host.peer_addr()?.ip();
+        let opened = host.client().and_then(|(local, client)| {
             let socket = UdpSocket::bind((local.ip(), 0))?;
             socket.set_nonblocking(true)?;
             self.epoll
@@ -356,7 +355,7 @@ impl Engine {
             let bound = socket.local_addr()?;
             let association = Association {
                 socket,
-                client,
+                client: client.ip(),
                 port: None,
             };
             Ok((association, bound))

@@ -6,6 +6,7 @@
 
 mod connections;
 mod datagrams;
+mod own;
 
 use crate::counters::{Counters, ServiceCounters};
 use crate::device::{Device, Read};
@@ -13,11 +14,13 @@ use crate::inside::{self, Net};
 use crate::options::{Exposed, Forward, Limits, Transport};
 use crate::packet::{self, FlowKey, Inbound, Kind};
 use crate::service::{Names, Service};
+use crate::sockets::Command;
 use crate::target::{Failure, Host, Target};
+use crate::waker::Waker;
 use connections::Connection;
 use datagrams::Datagrams;
 use ipnet::IpNet;
-use nix::sys::eventfd::EventFd;
+use own::Own;
 use seikan_observe::DropReason;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_wire::ip::PROTO_TCP;
@@ -28,9 +31,9 @@ use smoltcp::wire::{HardwareAddress, IpCidr};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// Most packets that are read before connections are advanced.
 const PACKETS_PER_ROUND: usize = 64;
@@ -49,6 +52,7 @@ const CONNECTION: u64 = 3;
 const UDP_LISTENER: u64 = 4;
 const UDP_FLOW: u64 = 5;
 const ASSOCIATION: u64 = 6;
+const OWN_PORT: u64 = 7;
 
 /// A reference to an entry of a slab: its index and the number of the entry, as indices are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +101,7 @@ pub(crate) struct Parts {
     pub exposed: Vec<Exposed>,
     pub limits: Limits,
     pub names: Names,
+    pub commands: mpsc::Receiver<Command>,
     pub seed: u64,
 }
 
@@ -104,8 +109,7 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub counters: Mutex<Counters>,
-    pub stop: AtomicBool,
-    pub wake: EventFd,
+    pub waker: Arc<Waker>,
 }
 
 /// The stack, driven by [`Engine::run`].
@@ -121,6 +125,7 @@ pub(crate) struct Engine {
     connections: Slab<Connection>,
     flows: HashMap<FlowKey, usize>,
     datagrams: Datagrams,
+    own: Own,
     timers: BTreeSet<(Instant, usize)>,
     /// Connections to advance.
     queue: VecDeque<usize>,
@@ -141,7 +146,7 @@ impl Engine {
     pub fn new(mut parts: Parts, shared: Arc<Shared>) -> io::Result<Engine> {
         let epoll = Epoll::new(256)?;
         epoll.add_edge(&parts.device, DEVICE << KIND_SHIFT)?;
-        epoll.add(&shared.wake, WAKE << KIND_SHIFT, Interest::Read)?;
+        epoll.add(&*shared.waker, WAKE << KIND_SHIFT, Interest::Read)?;
         for (index, entrance) in parts.entrances.iter().enumerate() {
             let token = LISTENER << KIND_SHIFT | index as u64;
             epoll.add(&entrance.socket, token, Interest::Read)?;
@@ -172,6 +177,7 @@ impl Engine {
             connections: Slab::new(),
             flows: HashMap::new(),
             datagrams: Datagrams::default(),
+            own: Own::default(),
             timers: BTreeSet::new(),
             queue: VecDeque::new(),
             blocked: Vec::new(),
@@ -182,15 +188,26 @@ impl Engine {
         })
     }
 
-    /// Runs until the handle is dropped or the other end of the device is closed.
+    /// Runs until the handle is dropped, it is told to finish, or the other end of the device is closed. Connections are reset
+    /// then.
     ///
     /// # Errors
     /// Those of epoll.
     pub fn run(&mut self) -> io::Result<()> {
+        let ended = self.run_until_end();
+        self.reset_all();
+        self.publish();
+        ended
+    }
+
+    fn run_until_end(&mut self) -> io::Result<()> {
         let mut events = Vec::new();
         let mut device_readable = false;
         loop {
             self.publish();
+            if self.is_finished() {
+                return Ok(());
+            }
             let timeout = self.timeout(device_readable);
             events.extend(self.epoll.wait(timeout)?);
             self.now = Instant::now();
@@ -203,16 +220,18 @@ impl Engine {
                         }
                     }
                     WAKE => {
-                        if self.shared.stop.load(Ordering::Relaxed) {
+                        if self.shared.waker.ends() {
                             return Ok(());
                         }
-                        let _ = self.shared.wake.read();
+                        self.shared.waker.clear();
+                        self.take_commands();
                     }
                     LISTENER => self.accept(event.token as u32 as usize),
                     CONNECTION => self.on_host_event(Id::of(event.token), &event),
                     UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
                     UDP_FLOW => self.read_exposed(Id::of(event.token)),
                     ASSOCIATION => self.read_association(Id::of(event.token)),
+                    OWN_PORT => self.own.on_readable(Id::of(event.token)),
                     _ => {}
                 }
             }
@@ -224,6 +243,7 @@ impl Engine {
                 }
             }
             self.expire();
+            self.read_own();
             for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
                 if let Some(index) = self.queue.pop_front() {
                     self.advance(index);
@@ -233,12 +253,14 @@ impl Engine {
     }
 
     fn timeout(&self, device_readable: bool) -> Option<Duration> {
-        if device_readable || !self.queue.is_empty() {
+        let reads = self.own.is_ready() && !self.parts.device.is_blocked();
+        if device_readable || !self.queue.is_empty() || reads {
             return Some(Duration::ZERO);
         }
         let sweep = self.datagrams.has_flows().then_some(self.sweep_at);
         let timer = self.timers.first().map(|(at, _)| *at);
-        let next = [sweep, timer].into_iter().flatten().min()?;
+        let next = [sweep, timer, self.own.finish_at()];
+        let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -319,6 +341,12 @@ impl Engine {
                         // The far end should not wait.
                         Err(reason) => self.answer_unclaimed(&packet).or(Err(reason)),
                     };
+                }
+                if opens && let Some(queue) = self.listening(flow.local.port()) {
+                    // Without an answer, the far end tries again.
+                    let index = self.open_listening(flow, queue?)?;
+                    self.segment(index, &packet);
+                    return Ok(());
                 }
                 self.answer_unclaimed(&packet)
             }
@@ -401,12 +429,17 @@ impl Engine {
         self.next_generation
     }
 
-    /// Finds the address of a destination, and an own one of the same family.
-    fn resolve(&self, target: &Target) -> Result<(IpAddr, SocketAddr), Failure> {
-        let found = match &target.host {
+    /// Returns the addresses of a host.
+    fn find(&self, host: &Host) -> Vec<IpAddr> {
+        match host {
             Host::Address(address) => vec![*address],
             Host::Name(name) => (self.parts.names)(name),
-        };
+        }
+    }
+
+    /// Finds the address of a destination, and an own one of the same family.
+    fn resolve(&self, target: &Target) -> Result<(IpAddr, SocketAddr), Failure> {
+        let found = self.find(&target.host);
         let own = |to: &IpAddr| {
             let addresses = || self.parts.addresses.iter();
             let near = addresses().find(|net| net.contains(to));
@@ -439,7 +472,7 @@ impl Engine {
             let flow = FlowKey { local, remote };
             let port = local.port();
             let exposed = self.parts.exposed.iter().any(|e| e.port == port);
-            if !exposed && !is_used(self, &flow) {
+            if !exposed && !self.own.has_port(port) && !is_used(self, &flow) {
                 return Some(flow);
             }
         }
@@ -448,7 +481,8 @@ impl Engine {
 
     /// Whether the limit of connections and flows is reached.
     fn is_full(&self) -> bool {
-        self.connections.len() + self.datagrams.len() >= self.parts.limits.connections
+        self.connections.len() + self.datagrams.len() + self.own.len()
+            >= self.parts.limits.connections
     }
 
     /// Whether what the inside opens has reached its share, half of the limit: peers cannot keep the host's own connections
@@ -463,6 +497,7 @@ impl Engine {
             Service::Http => &mut self.counters.http,
             Service::Forward => &mut self.counters.forwards,
             Service::Exposed => &mut self.counters.exposed,
+            Service::Own => &mut self.counters.own,
         }
     }
 }

@@ -1,0 +1,143 @@
+//! The host's end of a connection: a TCP connection of a program, or a stream of this process.
+
+use socket2::SockRef;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How a stream of this process ends. A pair of sockets tells its ends apart from its resets by this only.
+#[derive(Debug, Default)]
+pub struct StreamEnd {
+    finished: AtomicBool,
+    resets: AtomicBool,
+}
+
+impl StreamEnd {
+    /// Whether the far end has sent everything. Without it, the end of the bytes is a reset.
+    pub fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    /// Makes the end of the stream a reset for the far end.
+    pub fn reset(&self) {
+        self.resets.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.finished.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn resets(&self) -> bool {
+        self.resets.load(Ordering::Acquire)
+    }
+}
+
+/// The stack's end of a stream of this process.
+#[derive(Debug)]
+pub(crate) struct OwnStream {
+    pub socket: UnixStream,
+    pub end: Arc<StreamEnd>,
+}
+
+/// The host's end of a connection.
+#[derive(Debug)]
+pub(crate) enum HostStream {
+    Tcp(TcpStream),
+    Own(OwnStream),
+}
+
+impl HostStream {
+    /// Ends the direction to the host after everything of the far end has been written.
+    pub fn finish(&self) {
+        // An error means that the host's end is gone: the next read tells.
+        let _ = match self {
+            HostStream::Tcp(socket) => socket.shutdown(Shutdown::Write),
+            HostStream::Own(stream) => {
+                stream.end.finish();
+                stream.socket.shutdown(Shutdown::Write)
+            }
+        };
+    }
+
+    /// Ends the direction to the host after a last answer.
+    pub fn shut_down(&self) {
+        let _ = match self {
+            HostStream::Tcp(socket) => socket.shutdown(Shutdown::Write),
+            HostStream::Own(stream) => stream.socket.shutdown(Shutdown::Write),
+        };
+    }
+
+    /// Makes the end of this connection a reset for the host.
+    pub fn reset(&self) {
+        if let HostStream::Tcp(socket) = self {
+            let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+        }
+    }
+
+    /// Whether the host wants its end to be a reset.
+    pub fn is_reset(&self) -> bool {
+        match self {
+            HostStream::Tcp(_) => false,
+            HostStream::Own(stream) => stream.end.resets(),
+        }
+    }
+
+    /// Whether it is of this process.
+    pub fn is_own(&self) -> bool {
+        matches!(self, HostStream::Own(_))
+    }
+
+    /// Whether an attempt to connect has failed.
+    pub fn has_failed(&self) -> bool {
+        match self {
+            HostStream::Tcp(socket) => !matches!(socket.take_error(), Ok(None)),
+            HostStream::Own(_) => false,
+        }
+    }
+
+    /// Returns the addresses of a client's connection: the one that it has reached, and its own.
+    ///
+    /// # Errors
+    /// The connection is gone, or it is of this process.
+    pub fn client(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        match self {
+            HostStream::Tcp(socket) => Ok((socket.local_addr()?, socket.peer_addr()?)),
+            HostStream::Own(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl Read for HostStream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            HostStream::Tcp(socket) => socket.read(bytes),
+            HostStream::Own(stream) => stream.socket.read(bytes),
+        }
+    }
+}
+
+impl Write for HostStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            HostStream::Tcp(socket) => socket.write(bytes),
+            HostStream::Own(stream) => stream.socket.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for HostStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            HostStream::Tcp(socket) => socket.as_fd(),
+            HostStream::Own(stream) => stream.socket.as_fd(),
+        }
+    }
+}
