@@ -28,6 +28,7 @@ ALLOWED = {
     "seikan-mesh": {"seikan-observe", "seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-node": SHARED | {"seikan-config", "seikan-mesh", "seikan-proto", "seikan-sys", "seikan-userspace"},
     "seikan-userspace": SHARED | {"seikan-sys"},
+    "seikan-tunnel": {"seikan-config", "seikan-mesh", "seikan-node", "seikan-proto", "seikan-userspace"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},

@@ -53,6 +53,7 @@ pages! {
     getting_started_doctor: "docs/getting-started/doctor.md",
     guide_wg_quick: "docs/guides/wg-quick.md",
     guide_without_root: "docs/guides/without-root.md",
+    guide_library: "docs/guides/library.md",
     guide_ethernet: "docs/guides/ethernet.md",
     guide_hooks: "docs/guides/hooks.md",
     guide_monitoring: "docs/guides/monitoring.md",

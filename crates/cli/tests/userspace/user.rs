@@ -77,10 +77,15 @@ impl User {
     }
 
     pub fn command(&self, words: &[&str]) -> Command {
+        self.command_of(&self.program, words)
+    }
+
+    /// A command of another program that the user may execute.
+    pub fn command_of(&self, program: &Path, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", WITHOUT_RIGHTS, "sh"])
-            .arg(&self.program)
+            .arg(program)
             .args(words)
             .current_dir(self.home())
             .env_clear()

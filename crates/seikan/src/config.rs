@@ -1,0 +1,341 @@
+//! Configurations: from files, texts, and code.
+//!
+//! The builder writes a text in the syntax of files, so that both have the same checks and messages.
+
+use crate::error::Error;
+use seikan_config::{Overrides, Parsed, Source, Syntax, load, parse};
+use seikan_mesh::web_proxy::WebProxies;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf, absolute};
+use tracing::warn;
+use zeroize::Zeroizing;
+
+/// Name of a tunnel whose configuration is not from a file.
+const NAME: &str = "tunnel";
+
+/// The configuration of a tunnel. It holds secrets, which its `Debug` does not show.
+#[derive(Clone)]
+pub struct Config {
+    pub(crate) settings: seikan_config::Config,
+    pub(crate) state_dir: Option<PathBuf>,
+    pub(crate) web_proxies: WebProxies,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Config");
+        shown.field("name", &self.settings.name.as_str());
+        shown.field("addresses", &self.settings.addresses);
+        shown.field("peers", &self.settings.peers.len());
+        shown.finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// Reads a file in the syntax of TOML (`.toml`) or wg-quick (any other name). Warnings, such as of settings that need root,
+    /// are logged. A member of a mesh keeps its state in a directory beside the file, `NAME.state` for `NAME.toml`.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Config, Error> {
+        let path = path.as_ref();
+        let failed = |source| Error::File {
+            path: path.to_owned(),
+            source,
+        };
+        let full = absolute(path).map_err(failed)?;
+        let text = full
+            .to_str()
+            .ok_or_else(|| failed(io::ErrorKind::InvalidFilename.into()))?;
+        let mut config = Config::of(load(text, &Overrides::default()))?;
+        config.state_dir = Some(full.with_extension("state"));
+        Ok(config)
+    }
+
+    /// Reads a text in the syntax of TOML. Paths of key files in it are relative to the working directory.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn from_toml(text: &str) -> Result<Config, Error> {
+        Config::from_text(Syntax::Toml, Zeroizing::new(text.to_owned()))
+    }
+
+    /// Reads a text in the syntax of wg-quick.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn from_wg_quick(text: &str) -> Result<Config, Error> {
+        Config::from_text(Syntax::Ini, Zeroizing::new(text.to_owned()))
+    }
+
+    /// Starts a configuration in code.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Sets the directory in which a member of a mesh keeps its state. It is created, and belongs to one tunnel at a time.
+    pub fn state_dir(mut self, path: impl Into<PathBuf>) -> Config {
+        self.state_dir = Some(path.into());
+        self
+    }
+
+    /// Uses the web proxy that `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` name, for a member of a mesh.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a variable names no usable proxy.
+    pub fn web_proxy_from_env(mut self) -> Result<Config, Error> {
+        let proxies = WebProxies::from_env();
+        self.web_proxies = proxies.map_err(|error| Error::Config(error.to_string()))?;
+        Ok(self)
+    }
+
+    fn from_text(syntax: Syntax, text: Zeroizing<String>) -> Result<Config, Error> {
+        let source = Source {
+            file: NAME.to_owned(),
+            syntax,
+            text,
+        };
+        let read_key = |path: &Path| Ok(Zeroizing::new(std::fs::read_to_string(path)?));
+        Config::of(parse(&source, &Overrides::default(), &read_key))
+    }
+
+    fn of(parsed: Parsed) -> Result<Config, Error> {
+        let (settings, warnings) = parsed
+            .into_result()
+            .map_err(|error| Error::Config(error.to_string()))?;
+        for warning in warnings.iter() {
+            warn!(target: "tunnel", "{}: {}", warning.file, warning.message);
+        }
+        Ok(Config {
+            settings,
+            state_dir: None,
+            web_proxies: WebProxies::default(),
+        })
+    }
+}
+
+/// A configuration in code. Values have the form that they have in files; [`Builder::build`] checks them.
+#[derive(Clone, Default)]
+pub struct Builder {
+    lines: Zeroizing<String>,
+    addresses: Vec<String>,
+    peers: Vec<Peer>,
+}
+
+impl Builder {
+    /// Sets the private key of this host in Base64, as `seikan genkey` prints it.
+    pub fn private_key(mut self, key: &str) -> Builder {
+        push(&mut self.lines, "private-key", key);
+        self
+    }
+
+    /// Adds an address of this host inside the tunnel, such as `10.9.0.2/24`.
+    pub fn address(mut self, address: &str) -> Builder {
+        self.addresses.push(address.to_owned());
+        self
+    }
+
+    /// Sets the UDP port to listen on [default: chosen by the kernel].
+    pub fn listen_port(mut self, port: u16) -> Builder {
+        self.lines.push_str(&format!("listen-port = {port}\n"));
+        self
+    }
+
+    /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default: 1420, or less if a path of
+    /// WireGuard's datagrams has a smaller one].
+    pub fn mtu(mut self, bytes: u16) -> Builder {
+        self.lines.push_str(&format!("mtu = {bytes}\n"));
+        self
+    }
+
+    /// Speaks WireGuard with all peers [default: Seikan's native protocol].
+    pub fn wireguard(mut self) -> Builder {
+        push(&mut self.lines, "protocol", "wireguard");
+        self
+    }
+
+    /// Adds a peer.
+    pub fn peer(mut self, peer: Peer) -> Builder {
+        self.peers.push(peer);
+        self
+    }
+
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn build(self) -> Result<Config, Error> {
+        let mut text = self.lines;
+        push_list(&mut text, "address", &self.addresses);
+        for peer in &self.peers {
+            text.push_str("[[peer]]\n");
+            text.push_str(&peer.lines);
+            push_list(&mut text, "allowed-ips", &peer.allowed_ips);
+        }
+        Config::from_text(Syntax::Toml, text)
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Builder");
+        shown.field("addresses", &self.addresses);
+        shown.field("peers", &self.peers).finish_non_exhaustive()
+    }
+}
+
+/// A peer of a configuration in code.
+#[derive(Clone)]
+pub struct Peer {
+    lines: Zeroizing<String>,
+    allowed_ips: Vec<String>,
+}
+
+impl Peer {
+    /// A peer with this public key in Base64.
+    pub fn new(public_key: &str) -> Peer {
+        let mut lines = Zeroizing::default();
+        push(&mut lines, "public-key", public_key);
+        Peer {
+            lines,
+            allowed_ips: Vec::new(),
+        }
+    }
+
+    /// Sets its name, which [`Tunnel::tcp_connect`](crate::Tunnel::tcp_connect) finds if an allowed IP is a single address.
+    pub fn name(mut self, name: &str) -> Peer {
+        push(&mut self.lines, "name", name);
+        self
+    }
+
+    /// Sets its address outside of the tunnel, `HOST:PORT`.
+    pub fn endpoint(mut self, endpoint: &str) -> Peer {
+        push(&mut self.lines, "endpoint", endpoint);
+        self
+    }
+
+    /// Adds a prefix that is routed to the peer and accepted from it, such as `10.9.0.1/32`.
+    pub fn allowed_ip(mut self, prefix: &str) -> Peer {
+        self.allowed_ips.push(prefix.to_owned());
+        self
+    }
+
+    /// Sets a symmetric key shared with the peer, in Base64.
+    pub fn preshared_key(mut self, key: &str) -> Peer {
+        push(&mut self.lines, "preshared-key", key);
+        self
+    }
+
+    /// Sets the seconds between two keepalives, 1 to 65535, for a host behind a NAT that waits for connections of the peer.
+    pub fn persistent_keepalive(mut self, seconds: u16) -> Peer {
+        self.lines
+            .push_str(&format!("persistent-keepalive = {seconds}\n"));
+        self
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Peer");
+        shown.field("allowed_ips", &self.allowed_ips);
+        shown.finish_non_exhaustive()
+    }
+}
+
+fn push(text: &mut String, key: &str, value: &str) {
+    text.push_str(key);
+    text.push_str(" = ");
+    push_quoted(text, value);
+    text.push('\n');
+}
+
+fn push_list(text: &mut String, key: &str, values: &[String]) {
+    if values.is_empty() {
+        return;
+    }
+    text.push_str(key);
+    text.push_str(" = [");
+    for value in values {
+        push_quoted(text, value);
+        text.push_str(", ");
+    }
+    text.push_str("]\n");
+}
+
+/// Adds a basic string of TOML. It makes no copy, as the value may be a secret.
+fn push_quoted(text: &mut String, value: &str) {
+    text.push('"');
+    for character in value.chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            control if control.is_control() => {
+                text.push_str(&format!("\\u{:04X}", u32::from(control)));
+            }
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 7748, section 6.1: the keys of Alice and Bob.
+    const ALICE: &str = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+    const BOB: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
+
+    fn builder() -> Builder {
+        let bob = Peer::new(BOB).name("bob").allowed_ip("10.9.0.1/32");
+        Config::builder()
+            .private_key(ALICE)
+            .address("10.9.0.2/24")
+            .peer(bob.endpoint("192.0.2.1:51820"))
+    }
+
+    #[test]
+    fn a_configuration_in_code_is_that_of_a_file() {
+        let config = builder().listen_port(7).mtu(1400).build().expect("built");
+        let settings = config.settings;
+        assert_eq!((settings.listen_port, settings.mtu), (Some(7), Some(1400)));
+        assert_eq!(settings.addresses, ["10.9.0.2/24".parse().unwrap()]);
+        assert_eq!(settings.peers[0].name.as_deref(), Some("bob"));
+        assert_eq!(settings.peers[0].allowed_ips.len(), 1);
+    }
+
+    #[test]
+    fn values_cannot_add_lines() {
+        let error = builder()
+            .private_key("x\"\nmtu = 1400\n#")
+            .build()
+            .expect_err("refused");
+        assert!(matches!(error, Error::Config(_)), "{error}");
+        let named = Peer::new(BOB).name("a\"\npre-up = \"touch /tmp/x");
+        let config = Config::builder()
+            .private_key(ALICE)
+            .address("10.9.0.2/24")
+            .peer(named)
+            .build();
+        assert!(config.is_err_and(|error| matches!(error, Error::Config(_))));
+    }
+
+    #[test]
+    fn errors_name_the_key_and_no_secret() {
+        let error = builder()
+            .private_key("secret")
+            .build()
+            .expect_err("refused");
+        let text = error.to_string();
+        assert!(
+            text.contains("private-key") && !text.contains("secret\""),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let shown = format!("{:?} {:?}", builder(), builder().build());
+        assert!(!shown.contains(ALICE), "{shown}");
+    }
+}
