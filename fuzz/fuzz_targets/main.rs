@@ -17,12 +17,16 @@ mod lan_frame;
 mod mesh;
 mod names;
 mod policy;
+#[cfg(fuzzing)]
+mod proxy_requests;
 mod recording;
 mod relay;
 mod super_packet;
 mod translate;
 mod tunnel_inbound;
 mod uapi;
+#[cfg(fuzzing)]
+mod userspace_packets;
 mod wire_header;
 mod wire_packet;
 
@@ -46,12 +50,16 @@ const TARGETS: &[(&str, Target)] = &[
     ("mesh", mesh::run),
     ("names", names::run),
     ("policy", policy::run),
+    #[cfg(fuzzing)]
+    ("proxy_requests", proxy_requests::run),
     ("recording", recording::run),
     ("relay", relay::run),
     ("super_packet", super_packet::run),
     ("translate", translate::run),
     ("tunnel_inbound", tunnel_inbound::run),
     ("uapi", uapi::run),
+    #[cfg(fuzzing)]
+    ("userspace_packets", userspace_packets::run),
     ("wire_header", wire_header::run),
     ("wire_packet", wire_packet::run),
 ];

@@ -37,6 +37,9 @@ pub(crate) struct Inside {
     action: Action,
     /// The time that smoltcp was told last to make it send again.
     later: Option<Instant>,
+    /// The last segment of the far end, and the last probe of it.
+    heard_at: Option<Instant>,
+    probed_at: Option<Instant>,
 }
 
 /// When a connection has to be polled again.
@@ -94,6 +97,8 @@ impl Inside {
             window: 0,
             action: Action::None,
             later: None,
+            heard_at: None,
+            probed_at: None,
         }
     }
 
@@ -143,6 +148,7 @@ impl Inside {
 
     /// Gives smoltcp the segment in the device's inbox.
     pub fn ingress(&mut self, net: &mut Net<'_>, packet: &Inbound) {
+        self.heard_at = Some(net.now);
         let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
         let is_v6 = self.flow.local.is_ipv6();
         let segment = &mut net.device.inbox()[range.clone()][packet.transport_at..];
@@ -281,6 +287,29 @@ impl Inside {
             .map(|at| net.epoch + Duration::from_micros(at.total_micros().max(0) as u64));
         let wakeup = self.sender.as_ref().and_then(Sender::wakeup);
         Next::At([at, wakeup].into_iter().flatten().min())
+    }
+
+    /// Returns the time since the last segment of the far end.
+    pub fn silence(&self, now: Instant) -> Duration {
+        let heard_at = self.heard_at.unwrap_or(now);
+        now.saturating_duration_since(heard_at)
+    }
+
+    /// Makes the far end answer, if it was not asked for `pause` (RFC 9293 section 3.8.4). Unacknowledged bytes do the same.
+    pub fn probe(&mut self, net: &mut Net<'_>, pause: Duration) {
+        let asked = self.probed_at.is_some_and(|at| net.now < at + pause);
+        if asked || self.socket().send_queue() > 0 {
+            return;
+        }
+        let ack = self.expected();
+        let Some(sender) = &self.sender else { return };
+        self.probed_at = Some(net.now);
+        // The far end has acknowledged this number: it answers and does not look at the window.
+        let seq = sender.una().wrapping_sub(1);
+        let mut packet = packet::empty_segment(&self.flow, seq, ack, u16::MAX);
+        packet::complete(&mut packet, net.mtu, self.mss);
+        // The next probe is soon enough if there is no space.
+        let _ = net.device.send(&packet);
     }
 
     fn poll_egress(&mut self, net: &mut Net<'_>, at: Instant) -> PollResult {

@@ -11,6 +11,8 @@ mod congestion;
 mod counters;
 mod device;
 mod engine;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod host_stream;
 mod http;
 mod inside;

@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Options of a stack.
 #[derive(Clone, Debug)]
@@ -33,6 +34,9 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum bytes of all buffers of connections. New connections get smaller buffers when half of it is used.
     pub buffer_bytes: usize,
+    /// Time without a segment of the far end after which a connection that it has opened is given up. From half of it on, the
+    /// far end is probed ten times (keep-alives, RFC 9293 section 3.8.4).
+    pub silent_for: Duration,
 }
 
 impl Default for Limits {
@@ -40,6 +44,7 @@ impl Default for Limits {
         Limits {
             connections: 4096,
             buffer_bytes: 512 << 20,
+            silent_for: Duration::from_secs(600),
         }
     }
 }

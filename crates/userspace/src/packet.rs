@@ -230,6 +230,22 @@ pub(crate) fn inbound_header(flow: &FlowKey, protocol: u8, length: usize) -> Vec
     ip_header(flow.remote.ip(), flow.local.ip(), protocol, length)
 }
 
+/// Returns a TCP segment without payload to the far end of a flow, with the space of the device's header before it.
+pub(crate) fn empty_segment(flow: &FlowKey, seq: u32, ack: u32, window: u16) -> Vec<u8> {
+    const LEN: usize = 20;
+    let mut packet = vec![0; VNET_HDR_LEN];
+    let (local, remote) = (flow.local, flow.remote);
+    packet.extend(ip_header(local.ip(), remote.ip(), PROTO_TCP, LEN));
+    packet.extend(local.port().to_be_bytes());
+    packet.extend(remote.port().to_be_bytes());
+    packet.extend(seq.to_be_bytes());
+    packet.extend(ack.to_be_bytes());
+    packet.extend([5 << 4, tcp::ACK]);
+    packet.extend(window.to_be_bytes());
+    packet.extend([0; 4]);
+    packet
+}
+
 fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
     let mut header = Vec::with_capacity(40);
     match (from, to) {

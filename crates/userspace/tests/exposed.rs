@@ -5,7 +5,7 @@ use crate::world::{OURS_V4, OURS_V6, PATIENCE, PEER_V4, World, options};
 use seikan_observe::DropReason;
 use seikan_userspace::{Exposed, Transport};
 use socket2::{Domain, Socket, Type};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
@@ -135,4 +135,41 @@ fn pings_are_answered() {
         let mut ping = world.peer.spawn_command(&mut command).expect("ping");
         assert!(ping.wait().unwrap().success(), "{address}");
     }
+}
+
+/// A listener, and a world in which it is exposed and far ends may be silent for two seconds.
+fn impatient() -> (TcpListener, World) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = options();
+    options.exposed = vec![exposed(80, listener.local_addr().unwrap(), Transport::Tcp)];
+    options.limits.silent_for = Duration::from_secs(2);
+    (listener, World::new(options))
+}
+
+#[test]
+fn a_far_end_that_has_vanished_is_given_up() {
+    let (listener, world) = impatient();
+    let far = world.connect(inside(OURS_V4, 80)).unwrap();
+    let (mut host, _) = listener.accept().unwrap();
+    host.set_read_timeout(Some(PATIENCE)).unwrap();
+    world.sever();
+    let read = host.read(&mut [0]).unwrap_err();
+    assert_eq!(read.kind(), ErrorKind::ConnectionReset);
+    world.until("nothing is left", |c| c.exposed.open == 0);
+    drop(far);
+}
+
+#[test]
+fn a_far_end_that_is_silent_but_there_is_kept() {
+    let (listener, world) = impatient();
+    let mut far = world.connect(inside(OURS_V4, 80)).unwrap();
+    let (mut host, _) = listener.accept().unwrap();
+    // It answers probes of two such times.
+    let before = world.counters().packets_in;
+    world.until("it was probed", |c| c.packets_in > before + 10);
+    assert_eq!(world.counters().exposed.open, 1);
+    far.write_all(b"still there").unwrap();
+    let mut read = [0; 11];
+    host.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"still there");
 }

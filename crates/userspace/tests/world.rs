@@ -65,6 +65,7 @@ pub struct World {
     pub peer: Arc<NetNs>,
     pub seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
+    severed: Arc<AtomicBool>,
     pump: Option<JoinHandle<()>>,
 }
 
@@ -136,11 +137,13 @@ impl World {
         let handle = Stack::start(device, options, names()).expect("stack");
         let seen = Arc::new(Seen::default());
         let stop = Arc::new(AtomicBool::new(false));
+        let severed = Arc::new(AtomicBool::new(false));
         let pump = Pump {
             tun,
             worker,
             seen: Arc::clone(&seen),
             stop: Arc::clone(&stop),
+            severed: Arc::clone(&severed),
             out: Lane::new(path),
             back: Lane::new(path),
         };
@@ -150,6 +153,7 @@ impl World {
             peer,
             seen,
             stop,
+            severed,
             pump: Some(thread.spawn(move || pump.run()).expect("thread")),
         }
     }
@@ -161,6 +165,11 @@ impl World {
     /// What opens sockets of this process.
     pub fn sockets(&self) -> &seikan_userspace::Sockets {
         self.handle.as_ref().unwrap().sockets()
+    }
+
+    /// Makes the path lose everything from now on.
+    pub fn sever(&self) {
+        self.severed.store(true, Relaxed);
     }
 
     /// Waits until the counters are like that.
@@ -282,6 +291,8 @@ struct Pump {
     worker: OwnedFd,
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
+    /// The path loses everything.
+    severed: Arc<AtomicBool>,
     out: Lane,
     back: Lane,
 }
@@ -359,6 +370,7 @@ impl Pump {
         let mut buf = vec![0; READ_BUFFER_LEN];
         let direct = self.out.path.is_direct();
         while !self.stop.load(Relaxed) {
+            let severed = self.severed.load(Relaxed);
             let now = Instant::now();
             let lanes = [&self.out, &self.back].into_iter();
             let next = lanes
@@ -378,7 +390,9 @@ impl Pump {
                 }
                 let packet = &buf[..length];
                 note(packet, &self.seen.largest_out, &self.seen.merged_out);
-                if direct {
+                if severed {
+                    self.seen.lost.fetch_add(1, Relaxed);
+                } else if direct {
                     self.to_kernel(packet);
                 } else {
                     self.seen.lost.fetch_add(self.out.enter(packet), Relaxed);
@@ -390,7 +404,9 @@ impl Pump {
                 };
                 let packet = &buf[..length];
                 note(packet, &self.seen.largest_in, &self.seen.merged_in);
-                if direct {
+                if severed {
+                    self.seen.lost.fetch_add(1, Relaxed);
+                } else if direct {
                     to_stack(&self.worker, packet);
                 } else {
                     self.seen.lost.fetch_add(self.back.enter(packet), Relaxed);

@@ -608,6 +608,38 @@ impl Engine {
         }
     }
 
+    /// Probes far ends that have opened a connection and are silent, and gives those up that do not answer.
+    pub(super) fn sweep_silent(&mut self) {
+        let limit = self.parts.limits.silent_for;
+        let mut vanished = Vec::new();
+        for (index, connection) in &mut self.connections {
+            let is_open = matches!(connection.stage, Stage::Open);
+            let Some(inside) = &mut connection.inside else {
+                continue;
+            };
+            if !is_open || connection.service != Service::Exposed {
+                continue;
+            }
+            let silence = inside.silence(self.now);
+            if silence >= limit {
+                connection.splice.host.reset();
+                vanished.push(index);
+            } else if silence >= limit / 2 {
+                let mut net = Net {
+                    interface: &mut self.interface,
+                    device: &mut self.parts.device,
+                    epoch: self.epoch,
+                    now: self.now,
+                    mtu: self.parts.mtu,
+                };
+                inside.probe(&mut net, limit / 20);
+            }
+        }
+        for index in vanished {
+            self.finish(index);
+        }
+    }
+
     /// Whether a connection whose stream is dropped has still something to deliver.
     pub(super) fn is_delivering(&self) -> bool {
         self.connections.iter().any(|(_, connection)| {

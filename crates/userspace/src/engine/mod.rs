@@ -22,7 +22,7 @@ use datagrams::Datagrams;
 use ipnet::IpNet;
 use own::Own;
 use seikan_observe::DropReason;
-use seikan_sys::poll::{Epoll, Interest};
+use seikan_sys::poll::{Epoll, Event, Interest};
 use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 use slab::Slab;
@@ -39,7 +39,7 @@ use tokio::sync::mpsc;
 const PACKETS_PER_ROUND: usize = 64;
 /// Most connections that are advanced before packets are read.
 const CONNECTIONS_PER_ROUND: usize = 256;
-/// Interval at which UDP flows without datagrams are looked for.
+/// Longest interval at which UDP flows without datagrams and silent far ends are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// First local port of connections to the inside, and their number: the ephemeral ports of Linux.
 const EPHEMERAL_PORTS: (u16, u16) = (32_768, 28_232);
@@ -132,6 +132,9 @@ pub(crate) struct Engine {
     /// Connections that wait for the device.
     blocked: Vec<usize>,
     sweep_at: Instant,
+    /// Events of a round; kept for its memory.
+    events: Vec<Event>,
+    device_readable: bool,
     buffer_bytes: usize,
     next_port: u16,
     next_generation: u32,
@@ -181,7 +184,9 @@ impl Engine {
             timers: BTreeSet::new(),
             queue: VecDeque::new(),
             blocked: Vec::new(),
-            sweep_at: now + SWEEP_EVERY,
+            sweep_at: now,
+            events: Vec::new(),
+            device_readable: false,
             buffer_bytes: 0,
             next_generation: 0,
             counters: Counters::default(),
@@ -201,63 +206,74 @@ impl Engine {
     }
 
     fn run_until_end(&mut self) -> io::Result<()> {
-        let mut events = Vec::new();
-        let mut device_readable = false;
-        loop {
-            self.publish();
-            if self.is_finished() {
-                return Ok(());
-            }
-            let timeout = self.timeout(device_readable);
-            events.extend(self.epoll.wait(timeout)?);
-            self.now = Instant::now();
-            for event in events.drain(..) {
-                match event.token >> KIND_SHIFT {
-                    DEVICE => {
-                        device_readable |= event.readable || event.failed;
-                        if event.writable {
-                            self.on_device_writable();
-                        }
-                    }
-                    WAKE => {
-                        if self.shared.waker.ends() {
-                            return Ok(());
-                        }
-                        self.shared.waker.clear();
-                        self.take_commands();
-                    }
-                    LISTENER => self.accept(event.token as u32 as usize),
-                    CONNECTION => self.on_host_event(Id::of(event.token), &event),
-                    UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
-                    UDP_FLOW => self.read_exposed(Id::of(event.token)),
-                    ASSOCIATION => self.read_association(Id::of(event.token)),
-                    OWN_PORT => self.own.on_readable(Id::of(event.token)),
-                    _ => {}
-                }
-            }
-            if device_readable {
-                match self.read_device() {
-                    Read::Packet(_) => {}
-                    Read::Empty => device_readable = false,
-                    Read::Closed => return Ok(()),
-                }
-            }
-            self.expire();
-            self.read_own();
-            for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
-                if let Some(index) = self.queue.pop_front() {
-                    self.advance(index);
-                }
-            }
-        }
+        while self.run_once(None)? {}
+        Ok(())
     }
 
-    fn timeout(&self, device_readable: bool) -> Option<Duration> {
+    /// Waits, at most for `patience`, and handles what has happened. Returns false at the end.
+    ///
+    /// # Errors
+    /// Those of epoll.
+    pub fn run_once(&mut self, patience: Option<Duration>) -> io::Result<bool> {
+        self.publish();
+        if self.is_finished() {
+            return Ok(false);
+        }
+        let timeout = [self.timeout(), patience].into_iter().flatten().min();
+        let mut events = std::mem::take(&mut self.events);
+        events.extend(self.epoll.wait(timeout)?);
+        self.now = Instant::now();
+        let mut ends = false;
+        for event in events.drain(..) {
+            match event.token >> KIND_SHIFT {
+                DEVICE => {
+                    self.device_readable |= event.readable || event.failed;
+                    if event.writable {
+                        self.on_device_writable();
+                    }
+                }
+                WAKE => {
+                    ends = self.shared.waker.ends();
+                    self.shared.waker.clear();
+                    self.take_commands();
+                }
+                LISTENER => self.accept(event.token as u32 as usize),
+                CONNECTION => self.on_host_event(Id::of(event.token), &event),
+                UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
+                UDP_FLOW => self.read_exposed(Id::of(event.token)),
+                ASSOCIATION => self.read_association(Id::of(event.token)),
+                OWN_PORT => self.own.on_readable(Id::of(event.token)),
+                _ => {}
+            }
+        }
+        self.events = events;
+        if ends {
+            return Ok(false);
+        }
+        if self.device_readable {
+            match self.read_device() {
+                Read::Packet(_) => {}
+                Read::Empty => self.device_readable = false,
+                Read::Closed => return Ok(false),
+            }
+        }
+        self.expire();
+        self.read_own();
+        for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
+            if let Some(index) = self.queue.pop_front() {
+                self.advance(index);
+            }
+        }
+        Ok(true)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
         let reads = self.own.is_ready() && !self.parts.device.is_blocked();
-        if device_readable || !self.queue.is_empty() || reads {
+        if self.device_readable || !self.queue.is_empty() || reads {
             return Some(Duration::ZERO);
         }
-        let sweep = self.datagrams.has_flows().then_some(self.sweep_at);
+        let sweeps = self.datagrams.has_flows() || self.counters.exposed.open > 0;
+        let sweep = sweeps.then_some(self.sweep_at);
         let timer = self.timers.first().map(|(at, _)| *at);
         let next = [sweep, timer, self.own.finish_at()];
         let next = next.into_iter().flatten().min()?;
@@ -290,8 +306,10 @@ impl Engine {
             self.enqueue(index);
         }
         if self.sweep_at <= self.now {
-            self.sweep_at = self.now + SWEEP_EVERY;
+            let probes_every = self.parts.limits.silent_for / 20;
+            self.sweep_at = self.now + SWEEP_EVERY.min(probes_every);
             self.sweep_datagrams();
+            self.sweep_silent();
         }
     }
 
@@ -477,6 +495,12 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// Returns the number of connections and the bytes of their buffers.
+    #[cfg(fuzzing)]
+    pub fn usage(&self) -> (usize, usize) {
+        (self.connections.len(), self.buffer_bytes)
     }
 
     /// Whether the limit of connections and flows is reached.
