@@ -56,6 +56,42 @@ fn its_user_controls_it_and_nothing_of_it_remains() {
 }
 
 #[test]
+fn the_doctor_says_that_it_has_no_interface_to_examine() {
+    in_world(["", ""], |world| {
+        let (user, left) = (User::new(NOBODY), &world.left);
+        let (_tunnel, _) = user.up(left, &SOCKS);
+        let pid = user.status(&left.namespace, &left.interface)["pid"].to_string();
+        for words in [
+            vec!["doctor", "--iface", &left.interface],
+            vec!["doctor", "--pid", &pid],
+            vec!["doctor"],
+        ] {
+            let refused = user.run(&left.namespace, &words);
+            assert!(!refused.status.success());
+            let said = stderr(&refused);
+            let expected = format!(
+                "`{}` runs without root: it has no interface",
+                left.interface
+            );
+            assert!(said.contains(&expected), "{words:?}: {said}");
+        }
+    });
+}
+
+#[test]
+fn it_takes_little_memory_while_it_is_idle() {
+    in_world(["", ""], |world| {
+        let (user, left) = (User::new(NOBODY), &world.left);
+        let (_tunnel, _) = user.up(left, &SOCKS);
+        let pid = user.status(&left.namespace, &left.interface)["pid"].to_string();
+        // Without the pages of the program's file, most of which tests use and releases do not have.
+        let own = status_line(&pid, "RssAnon:");
+        let kilobytes: u64 = own.trim_end_matches(" kB").parse().expect(&own);
+        assert!(kilobytes < 8192, "{own}");
+    });
+}
+
+#[test]
 fn it_has_no_privileges_and_is_confined() {
     in_world(["", ""], |world| {
         let user = User::new(NOBODY);

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes, Recording};
+use seikan_node::control::{RuntimeDirs, ask};
 use seikan_observe::path::{PathMap, SocketFacts, Unseen};
 use seikan_observe::{Key, Kind, Sample, Series, Subject, metric};
 use seikan_sys::discover;
@@ -76,7 +77,32 @@ impl TunnelArguments {
             (None, None, Some(name)) => discover::Subject::Interface(name),
             (None, None, None) => discover::Subject::Anything,
         };
-        Ok(discover::path(&subject)?)
+        discover::path(&subject).map_err(|error| match self.without_interface() {
+            Some(name) => anyhow!(
+                "`{name}` runs without root: it has no interface, whose counters and queues would be compared with those \
+                 behind it; `seikan status {name}` shows its counters and drops, and `seikan bench` measures the path to \
+                 another host"
+            ),
+            None => error.into(),
+        })
+    }
+
+    /// Returns the name of the chosen tunnel if it has no interface.
+    fn without_interface(&self) -> Option<String> {
+        let dirs = RuntimeDirs::for_client(self.interface());
+        let names = match &self.iface {
+            Some(name) => vec![name.clone()],
+            None => ask::running(&dirs).unwrap_or_default(),
+        };
+        let is_chosen = |name: &String| {
+            let pid = self.pid;
+            pid.is_none_or(|pid| ask::pid(&dirs, name).is_ok_and(|own| own == pid))
+        };
+        let has_none =
+            |name: &String| ask::status(&dirs, name).is_ok_and(|status| status.userspace.is_some());
+        names
+            .into_iter()
+            .find(|name| is_chosen(name) && has_none(name))
     }
 
     /// Expected throughput, bits per second.
