@@ -83,8 +83,8 @@ interop: peers build ## test against other WireGuard implementations in namespac
 golden: ## rewrite the golden texts and the generated pages; review the changes
 	@rm -f crates/cli/tests/golden/json/* crates/lab/tests/golden/json/*
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'test(schemas_are_those_of_the_types)'
-	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
-	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan-cli) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan-cli) & test(/^docs::/)) | test(the_page_of_metrics)'
 
 demo-recording: release ## record the demo as docs/pictures/demo.svg (root, or user namespaces)
 	@scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/release/seikan" docs/pictures/demo.svg
@@ -105,10 +105,10 @@ fuzz: ## fuzz each target, or TARGET=name, for SECONDS=600
 	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
 
 build: deps-build ## build debug binaries of seikan and seikan-lab
-	@cargo build --locked -p seikan -p seikan-lab
+	@cargo build --locked -p seikan-cli -p seikan-lab
 
 release: deps-build ## build target/release/seikan and seikan-lab
-	@cargo build --locked --release -p seikan -p seikan-lab
+	@cargo build --locked --release -p seikan-cli -p seikan-lab
 
 dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, nfpm, buildah)
 	@scripts/dist.sh
@@ -123,7 +123,7 @@ monitoring-check: deps-build ## run the alerts and the dashboard's queries in a 
 	@scripts/monitoring-check.sh
 
 demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
-	@cargo build --locked --profile demo -p seikan -p seikan-lab
+	@cargo build --locked --profile demo -p seikan-cli -p seikan-lab
 	@"$${CARGO_TARGET_DIR:-target}/demo/seikan" demo
 
 bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH

@@ -28,7 +28,7 @@ ALLOWED = {
     "seikan-mesh": {"seikan-observe", "seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-node": SHARED | {"seikan-config", "seikan-mesh", "seikan-proto", "seikan-sys", "seikan-userspace"},
     "seikan-userspace": SHARED | {"seikan-sys"},
-    "seikan-tunnel": {"seikan-config", "seikan-mesh", "seikan-node", "seikan-proto", "seikan-userspace"},
+    "seikan": {"seikan-config", "seikan-mesh", "seikan-node", "seikan-proto", "seikan-userspace"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
@@ -45,7 +45,7 @@ ALLOWED = {
         "seikan-load",
         "seikan-ui",
     },
-    "seikan": SHARED
+    "seikan-cli": SHARED
     | {
         "seikan-proto",
         "seikan-sys",
@@ -163,7 +163,7 @@ def self_test():
         ("proto builds with sys", ["seikan-proto -> seikan-sys"], dependency_faults([sys_, package("seikan-proto", ("seikan-sys", "build"))])),
         ("proto tests with sys", [], dependency_faults([sys_, package("seikan-proto", ("seikan-sys", "dev"))])),
         ("wire uses proto", ["seikan-wire -> seikan-proto"], dependency_faults([proto, package("seikan-wire", ("seikan-proto", None))])),
-        ("lab uses the command", ["seikan-lab -> seikan"], dependency_faults([package("seikan"), package("seikan-lab", ("seikan", None))])),
+        ("lab uses the command", ["seikan-lab -> seikan-cli"], dependency_faults([package("seikan-cli"), package("seikan-lab", ("seikan-cli", None))])),
         ("a crate that is not listed", ["seikan-attic"], dependency_faults([package("seikan-attic")])),
         ("a root without forbid", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n")),
         ("a root with forbid", [], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n#![forbid(unsafe_code)]\n")),

@@ -109,7 +109,7 @@ def picture(uses):
     for name, (x, y) in sorted(at.items()):
         if "@" in name:
             continue
-        label = html.escape(name.removeprefix("seikan-") if name != "seikan" else "cli (seikan)")
+        label = html.escape(name.removeprefix("seikan-"))
         out.append(f'<rect x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="4" fill="#eef3fa" stroke="#456"/>')
         out.append(f'<text x="{x:g}" y="{y + HEIGHT / 2 + 4.5:g}" text-anchor="middle" fill="#123">{label}</text>')
     return "\n".join([*out, "</svg>", ""])

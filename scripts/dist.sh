@@ -24,7 +24,7 @@ main() {
         dist=$target/dist-smoke STAGE=$target/dist-smoke/stage
         start
         # Those of the tests, which are built anyway.
-        [ -x "$target/debug/seikan" ] && [ -x "$target/debug/seikan-lab" ] || cargo build --locked -p seikan -p seikan-lab
+        [ -x "$target/debug/seikan" ] && [ -x "$target/debug/seikan-lab" ] || cargo build --locked -p seikan-cli -p seikan-lab
         stage_programs "$target/debug"
         gzip -9nc LICENSE-MIT >"$STAGE/doc/licenses-of-libraries.gz"
         write_packages
@@ -39,7 +39,7 @@ main() {
     start
     # Without the paths of this machine.
     export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/seikan"
-    CC_x86_64_unknown_linux_musl=musl-gcc cargo build --locked --release --target $triple -p seikan -p seikan-lab
+    CC_x86_64_unknown_linux_musl=musl-gcc cargo build --locked --release --target $triple -p seikan-cli -p seikan-lab
     stage_programs "$target/$triple/release"
     check_programs
     write_licenses

@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/kernel-machine.sh
 
-[ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan
+[ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan-cli
 machine doctor-kernel "SEIKAN='${SEIKAN_BIN:-$target/release/seikan}' '$PWD/scripts/doctor-kernel-guest.sh'"

@@ -12,7 +12,7 @@ kernel seikan"
 if [ "${1:-}" = --kernel-only ]; then
     ends="kernel kernel"
 elif [ -z "${SEIKAN_BIN:-}" ]; then
-    cargo build --locked --release -p seikan
+    cargo build --locked --release -p seikan-cli
 fi
 binary=${SEIKAN_BIN:-$target/release/seikan}
 

@@ -21,7 +21,7 @@ main() {
 
     [ "$(id -u)" = 0 ] || { echo "namespaces need root" >&2; exit 1; }
     install_missing ip:iproute2 ping:iputils-ping iperf3:iperf3 python3:python3 unshare:util-linux
-    [ -n "${SEIKAN_BIN:-}" ] || cargo build --locked -p seikan
+    [ -n "${SEIKAN_BIN:-}" ] || cargo build --locked -p seikan-cli
     seikan=$(realpath "${SEIKAN_BIN:-${CARGO_TARGET_DIR:-target}/debug/seikan}")
     work=$(mktemp -d)
     trap 'rm -rf --one-file-system "$work"' EXIT

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 . scripts/kernel-machine.sh
 
 install_missing ovs-vswitchd:openvswitch-switch ip:iproute2
-[ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan -p seikan-lab
+[ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan-cli -p seikan-lab
 seikan=${SEIKAN_BIN:-$target/release/seikan}
 # The exit status includes comparisons of rates.
 machine reproduce-kernel "for module in veth bridge tun; do modprobe \$module; done
