@@ -147,9 +147,11 @@ impl Sender {
         let allowed = match &self.recovery {
             // Up: the bytes after a hole have arrived, so nothing is sent there.
             Some(recovery) => self.allowed_in(recovery).next_multiple_of(unit),
-            None => self.whole(self.window.bytes()).max(self.mss as usize),
+            None => self.whole(self.window.bytes()),
         };
-        allowed.min(self.peer_window)
+        // At a window of 0 smoltcp would probe with the next byte in place of sending again what was lost (RFC 6582 permits the
+        // first segment always).
+        allowed.max(self.mss as usize).min(self.peer_window)
     }
 
     /// Whole segments: a window of a few bytes more would have a segment of these bytes sent.

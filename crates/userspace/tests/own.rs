@@ -1,6 +1,6 @@
 //! Sockets of this process, with the kernel as the far end.
 
-use crate::world::{OURS_V4, PEER_V4, World, options};
+use crate::world::{OURS_V4, PATIENCE, PEER_V4, Path, World, options};
 use seikan_observe::DropReason;
 use seikan_userspace::{SocketError, read_address, write_address};
 use std::future::{Future, poll_fn};
@@ -83,6 +83,33 @@ fn bytes_of_a_kernel_arrive_with_their_end() {
         (b"hello".as_slice(), true)
     );
     assert_eq!(near.ends.remote, far.local_addr().expect("an address"));
+}
+
+#[test]
+fn bytes_that_are_lost_after_the_far_end_has_ended_are_sent_again() {
+    let path = Path {
+        lost: 8,
+        ..Path::default()
+    };
+    let world = World::with(options(), 1420, path);
+    let (counted, received) = std::sync::mpsc::channel();
+    let port = world.serve(PEER_V4, move |mut socket| {
+        socket.shutdown(std::net::Shutdown::Write).expect("the end");
+        let mut all = Vec::new();
+        socket.read_to_end(&mut all).expect("a clean end");
+        counted.send(all.len()).expect("awaited");
+    });
+    let near = wait(world.sockets().connect(PEER_V4, port)).expect("connected");
+    near.socket.set_nonblocking(false).expect("set");
+    assert_eq!((&near.socket).read(&mut [0; 1]).expect("the end"), 0);
+    // All of them are in the stack's buffer when it reads the end.
+    let bytes = vec![7; 1 << 20];
+    (&near.socket).write_all(&bytes).expect("sent");
+    near.socket
+        .shutdown(std::net::Shutdown::Write)
+        .expect("the end");
+    let received = received.recv_timeout(PATIENCE).expect("in time");
+    assert_eq!(received, bytes.len());
 }
 
 #[test]
