@@ -143,6 +143,18 @@ fn datagrams_of_a_kernel_have_their_source() {
 }
 
 #[test]
+fn a_port_with_unread_datagrams_is_closed_with_its_program() {
+    let world = World::new(options());
+    let port = wait(world.sockets().bind(53)).expect("a port");
+    let far = world.udp(PEER_V4);
+    far.send_to(b"query", ours(53)).expect("sent");
+    world.until("it has arrived", |c| c.own.bytes_in == 5);
+    drop(port);
+    world.until("the port is closed", |c| c.own.open == 0);
+    wait(world.sockets().bind(53)).expect("the port is free");
+}
+
+#[test]
 fn finishing_resets_what_is_open_and_ends_the_stack() {
     let world = World::new(options());
     let port = world.serve(PEER_V4, |mut socket| {

@@ -8,6 +8,7 @@ use crate::sockets::{
     ADDRESS_LEN, Command, MAX_COMMANDS, SocketError, Stream, read_address, write_address,
 };
 use crate::target::{Host, Target};
+use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use seikan_observe::DropReason;
 use seikan_wire::{VNET_HDR_LEN, udp};
@@ -234,18 +235,19 @@ impl Engine {
                 break;
             }
             match nix::unistd::read(&port.socket, &mut buf) {
-                Ok(0) => {
-                    self.own.ports.remove(&number);
-                    self.service(Service::Own).open -= 1;
-                }
-                Ok(length) => {
+                Ok(length @ 1..) => {
                     let sent = self.send_own(number, &buf[..length]);
                     self.count(sent);
                 }
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(_) => {
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => {
                     more = false;
                     break;
+                }
+                // The program has closed its end. ECONNRESET: with datagrams in it that were not read.
+                Ok(_) | Err(_) => {
+                    self.own.ports.remove(&number);
+                    self.service(Service::Own).open -= 1;
                 }
             }
         }
