@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 
 /// A TCP port on the addresses of this host inside the tunnel.
 ///
-/// 128 connections wait to be accepted. Further ones are not answered, and their far ends try again. The policy of a mesh
-/// applies before. Dropping it closes the port and resets connections that were not accepted.
+/// At most 128 connections wait to be accepted. Meanwhile a new attempt is not answered, so its far end tries again; an attempt
+/// that was answered before is reset when its handshake is complete. The policy of a mesh applies before. Dropping it closes
+/// the port and resets connections that were not accepted.
 #[derive(Debug)]
 pub struct TcpListener {
     incoming: Incoming,

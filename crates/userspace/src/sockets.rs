@@ -211,8 +211,9 @@ impl Sockets {
         Ok(Stream { socket, end, ends })
     }
 
-    /// Accepts connections to a port of this host's addresses inside the tunnel; port 0 takes a free one. 128 connections wait
-    /// to be accepted; later ones are tried again by their far ends.
+    /// Accepts connections to a port of this host's addresses inside the tunnel; port 0 takes a free one. At most 128
+    /// connections wait to be accepted. Meanwhile a new attempt is not answered, so its far end tries again; an attempt that was
+    /// answered before is reset when its handshake is complete.
     ///
     /// # Errors
     /// [`SocketError::PortInUse`], [`SocketError::Ended`].
