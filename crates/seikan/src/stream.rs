@@ -53,6 +53,12 @@ impl TcpStream {
     }
 }
 
+impl Drop for TcpStream {
+    fn drop(&mut self) {
+        self.end.shut_down();
+    }
+}
+
 impl AsyncRead for TcpStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -97,6 +103,7 @@ impl AsyncWrite for TcpStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.end.shut_down();
         Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }

@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
+use tokio::time::timeout;
 
 #[test]
 fn dropping_a_tunnel_resets_its_connections_at_both_ends() {
@@ -66,6 +67,25 @@ fn closing_delivers_what_dropped_streams_have_written() {
         };
         let ((), received) = join!(send, receive);
         assert_eq!(received, 8 * MEBIBYTE);
+    });
+}
+
+#[test]
+fn closing_delivers_what_was_written_before_a_stream_was_shut_down() {
+    with_pair(|left, right| async move {
+        let mut listener = right.tcp_listen(80).await.expect("a port");
+        let (near, far) = join!(left.tcp_connect(("right", 80)), listener.accept());
+        let (mut near, mut far) = (near.expect("connected"), far.expect("accepted"));
+        let chunk = vec![7; 65_536];
+        let mut written = 0;
+        // Until all buffers are full, so that the stack reads the end of the stream later.
+        while let Ok(sent) = timeout(Duration::from_secs(1), near.write(&chunk)).await {
+            written += sent.expect("sent");
+        }
+        near.shutdown().await.expect("the end");
+        let mut received = Vec::new();
+        let ((), read) = join!(left.close(), far.read_to_end(&mut received));
+        assert_eq!(read.expect("a clean end"), written);
     });
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct StreamEnd {
     finished: AtomicBool,
+    shut_down: AtomicBool,
     resets: AtomicBool,
 }
 
@@ -25,6 +26,15 @@ impl StreamEnd {
     /// Makes the end of the stream a reset for the far end.
     pub fn reset(&self) {
         self.resets.store(true, Ordering::Release);
+    }
+
+    /// Notes that this program writes nothing more. [`Sockets::finish`](crate::Sockets::finish) waits for what it has written.
+    pub fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
     }
 
     pub(crate) fn finish(&self) {
@@ -83,6 +93,14 @@ impl HostStream {
         match self {
             HostStream::Tcp(_) => false,
             HostStream::Own(stream) => stream.end.resets(),
+        }
+    }
+
+    /// Whether a program has ended its sending direction; bytes before the end may be unread.
+    pub fn is_shut_down(&self) -> bool {
+        match self {
+            HostStream::Tcp(_) => false,
+            HostStream::Own(stream) => stream.end.is_shut_down(),
         }
     }
 

@@ -169,8 +169,8 @@ pub(crate) enum Command {
         host: Host,
         answer: Answer<Vec<IpAddr>>,
     },
-    /// End as soon as connections whose streams are dropped have delivered everything, at the latest after that time. The
-    /// answer is that the sender is dropped.
+    /// End as soon as connections whose streams are dropped or shut down have delivered everything, at the latest after that
+    /// time. The answer is that the sender is dropped.
     Finish {
         within: Duration,
         answer: oneshot::Sender<()>,
@@ -252,8 +252,8 @@ impl Sockets {
         self.ask(|answer| Command::Find { host, answer }).await
     }
 
-    /// Ends the stack as soon as connections whose streams are dropped have delivered everything, at the latest after `within`.
-    /// All others are reset.
+    /// Ends the stack as soon as connections whose streams are dropped or shut down have delivered everything, at the latest
+    /// after `within`. All others are reset.
     pub async fn finish(&self, within: Duration) {
         let (answer, ended) = oneshot::channel();
         if self.send(Command::Finish { within, answer }).await.is_ok() {

@@ -57,9 +57,9 @@ impl Splice {
         self.host_ended || self.inside_ended
     }
 
-    /// Whether the host has sent everything.
+    /// Whether the host sends nothing more; bytes that it has sent may be unread.
     pub fn has_ended(&self) -> bool {
-        self.host_ended || self.closed
+        self.host_ended || self.closed || self.host.is_shut_down()
     }
 
     /// Ends the sending side, and reads what is left of a request: the kernel resets a connection that is closed with unread

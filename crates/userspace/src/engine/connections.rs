@@ -640,7 +640,7 @@ impl Engine {
         }
     }
 
-    /// Whether a connection whose stream is dropped has still something to deliver.
+    /// Whether a connection whose stream is dropped or shut down has still something to deliver.
     pub(super) fn is_delivering(&self) -> bool {
         self.connections.iter().any(|(_, connection)| {
             let delivered = |inside: &Inside| {
