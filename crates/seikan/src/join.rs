@@ -9,7 +9,7 @@ use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Credential, JoinRequest};
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
@@ -62,9 +62,15 @@ impl Join {
         self
     }
 
-    /// Registers this host, unless its file exists, and returns the configuration. Blocks.
+    /// Registers this host, unless its file holds a member, and returns the configuration. Blocks.
     pub(crate) fn run(&self) -> Result<Config, Error> {
-        if !self.file.exists() {
+        let registered = match fs::metadata(&self.file) {
+            // An empty file has no member.
+            Ok(metadata) => !metadata.is_file() || metadata.len() > 0,
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(source) => return Err(of_file(&self.file, source)),
+        };
+        if !registered {
             self.register()?;
         }
         let config = Config::from_file(&self.file)?;
@@ -94,26 +100,17 @@ impl Join {
         };
         let client = Client::new(&url, pin, None, web_proxies).map_err(failed)?;
         // Before the token is used up: the file may not be writable.
-        let mut written = create(&self.file)?;
-        let joined = wait_for(register(&client, &request)).map_err(failed);
-        let outcome = joined.and_then(|joined| {
-            let member = Member {
-                key: &key,
-                coordinator: &url,
-                pin,
-                credential: &request.credential,
-                joined: &joined,
-                port: self.port,
-            };
-            let written = written
-                .write_all(member.to_toml().as_bytes())
-                .and_then(|()| written.sync_all());
-            written.map_err(|source| of_file(&self.file, source))
-        });
-        if outcome.is_err() {
-            let _ = fs::remove_file(&self.file);
-        }
-        outcome
+        let file = NewFile::create(&self.file)?;
+        let joined = wait_for(register(&client, &request)).map_err(failed)?;
+        let member = Member {
+            key: &key,
+            coordinator: &url,
+            pin,
+            credential: &request.credential,
+            joined: &joined,
+            port: self.port,
+        };
+        file.complete(&member.to_toml())
     }
 }
 
@@ -136,8 +133,95 @@ fn of_file(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-fn create(path: &Path) -> Result<File, Error> {
-    let mut options = OpenOptions::new();
-    let options = options.write(true).create_new(true).mode(0o600);
-    options.open(path).map_err(|source| of_file(path, source))
+/// A file that is written as `FILE.new` and renamed when it is complete. Dropped before, it is removed.
+struct NewFile<'a> {
+    path: &'a Path,
+    new_path: PathBuf,
+    file: File,
+}
+
+impl NewFile<'_> {
+    /// Creates `FILE.new`, which only its user can read, in place of one that an interrupted attempt has left.
+    fn create(path: &Path) -> Result<NewFile<'_>, Error> {
+        let mut new_path = path.as_os_str().to_owned();
+        new_path.push(".new");
+        let new_path = PathBuf::from(new_path);
+        let removed = fs::remove_file(&new_path);
+        if let Err(source) = removed
+            && source.kind() != ErrorKind::NotFound
+        {
+            return Err(of_file(&new_path, source));
+        }
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let file = options.open(&new_path);
+        let file = file.map_err(|source| of_file(&new_path, source))?;
+        Ok(NewFile {
+            path,
+            new_path,
+            file,
+        })
+    }
+
+    /// Writes the text to the disk, and renames the file.
+    fn complete(mut self, text: &str) -> Result<(), Error> {
+        let written = self
+            .file
+            .write_all(text.as_bytes())
+            .and_then(|()| self.file.sync_all())
+            .and_then(|()| fs::rename(&self.new_path, self.path));
+        written.map_err(|source| of_file(self.path, source))
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        // After `complete` there is none.
+        let _ = fs::remove_file(&self.new_path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A join that fails as its coordinator cannot be reached: port 9 of this host is closed.
+    fn join(file: &Path) -> Join {
+        let token = format!("skt_{}", "A".repeat(32));
+        Join::new("https://127.0.0.1:9", &token, "svc", file)
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_complete_and_only_its_user_can_read_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("svc.toml");
+        let new_path = folder.path().join("svc.toml.new");
+        // Of an interrupted attempt.
+        fs::write(&new_path, "a part").expect("written");
+        let file = NewFile::create(&path).expect("created");
+        assert!(!path.exists() && new_path.exists());
+        file.complete("whole").expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("read"), "whole");
+        assert!(!new_path.exists());
+        let mode = fs::metadata(&path).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_failed_join_leaves_no_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let joined = join(&folder.path().join("svc.toml")).run();
+        assert!(matches!(joined, Err(Error::Join(_))), "{joined:?}");
+        assert_eq!(fs::read_dir(&folder).expect("read").count(), 0);
+    }
+
+    #[test]
+    fn an_empty_file_does_not_keep_a_host_from_joining() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("svc.toml");
+        fs::write(&path, "").expect("written");
+        let joined = join(&path).run();
+        assert!(matches!(joined, Err(Error::Join(_))), "{joined:?}");
+    }
 }
