@@ -118,7 +118,7 @@ impl Config {
 /// A configuration in code. Values have the form that they have in files; [`Builder::build`] checks them.
 #[derive(Clone, Default)]
 pub struct Builder {
-    lines: Zeroizing<String>,
+    lines: Text,
     addresses: Vec<String>,
     peers: Vec<Peer>,
 }
@@ -126,7 +126,7 @@ pub struct Builder {
 impl Builder {
     /// Sets the private key of this host in Base64, as `seikan genkey` prints it.
     pub fn private_key(mut self, key: &str) -> Builder {
-        push(&mut self.lines, "private-key", key);
+        self.lines.string("private-key", key);
         self
     }
 
@@ -138,20 +138,20 @@ impl Builder {
 
     /// Sets the UDP port to listen on [default: chosen by the kernel].
     pub fn listen_port(mut self, port: u16) -> Builder {
-        self.lines.push_str(&format!("listen-port = {port}\n"));
+        self.lines.number("listen-port", port);
         self
     }
 
     /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default: 1420, or less if a path of
     /// WireGuard's datagrams has a smaller one].
     pub fn mtu(mut self, bytes: u16) -> Builder {
-        self.lines.push_str(&format!("mtu = {bytes}\n"));
+        self.lines.number("mtu", bytes);
         self
     }
 
     /// Speaks WireGuard with all peers [default: Seikan's native protocol].
     pub fn wireguard(mut self) -> Builder {
-        push(&mut self.lines, "protocol", "wireguard");
+        self.lines.string("protocol", "wireguard");
         self
     }
 
@@ -167,13 +167,13 @@ impl Builder {
     /// [`Error::Config`].
     pub fn build(self) -> Result<Config, Error> {
         let mut text = self.lines;
-        push_list(&mut text, "address", &self.addresses);
+        text.list("address", &self.addresses);
         for peer in &self.peers {
-            text.push_str("[[peer]]\n");
-            text.push_str(&peer.lines);
-            push_list(&mut text, "allowed-ips", &peer.allowed_ips);
+            text.push("[[peer]]\n");
+            text.push(&peer.lines.0);
+            text.list("allowed-ips", &peer.allowed_ips);
         }
-        Config::from_text(Syntax::Toml, text)
+        Config::from_text(Syntax::Toml, text.0)
     }
 }
 
@@ -188,15 +188,15 @@ impl fmt::Debug for Builder {
 /// A peer of a configuration in code.
 #[derive(Clone)]
 pub struct Peer {
-    lines: Zeroizing<String>,
+    lines: Text,
     allowed_ips: Vec<String>,
 }
 
 impl Peer {
     /// A peer with this public key in Base64.
     pub fn new(public_key: &str) -> Peer {
-        let mut lines = Zeroizing::default();
-        push(&mut lines, "public-key", public_key);
+        let mut lines = Text::default();
+        lines.string("public-key", public_key);
         Peer {
             lines,
             allowed_ips: Vec::new(),
@@ -205,13 +205,13 @@ impl Peer {
 
     /// Sets its name, which [`Tunnel::tcp_connect`](crate::Tunnel::tcp_connect) finds if an allowed IP is a single address.
     pub fn name(mut self, name: &str) -> Peer {
-        push(&mut self.lines, "name", name);
+        self.lines.string("name", name);
         self
     }
 
     /// Sets its address outside of the tunnel, `HOST:PORT`.
     pub fn endpoint(mut self, endpoint: &str) -> Peer {
-        push(&mut self.lines, "endpoint", endpoint);
+        self.lines.string("endpoint", endpoint);
         self
     }
 
@@ -223,14 +223,13 @@ impl Peer {
 
     /// Sets a symmetric key shared with the peer, in Base64.
     pub fn preshared_key(mut self, key: &str) -> Peer {
-        push(&mut self.lines, "preshared-key", key);
+        self.lines.string("preshared-key", key);
         self
     }
 
     /// Sets the seconds between two keepalives, 1 to 65535, for a host behind a NAT that waits for connections of the peer.
     pub fn persistent_keepalive(mut self, seconds: u16) -> Peer {
-        self.lines
-            .push_str(&format!("persistent-keepalive = {seconds}\n"));
+        self.lines.number("persistent-keepalive", seconds);
         self
     }
 }
@@ -243,39 +242,62 @@ impl fmt::Debug for Peer {
     }
 }
 
-fn push(text: &mut String, key: &str, value: &str) {
-    text.push_str(key);
-    text.push_str(" = ");
-    push_quoted(text, value);
-    text.push('\n');
-}
+/// Text of a configuration, which may hold secrets; wiped on drop.
+#[derive(Clone, Default)]
+struct Text(Zeroizing<String>);
 
-fn push_list(text: &mut String, key: &str, values: &[String]) {
-    if values.is_empty() {
-        return;
+impl Text {
+    fn string(&mut self, key: &str, value: &str) {
+        self.push(key);
+        self.push(" = ");
+        self.quoted(value);
+        self.push("\n");
     }
-    text.push_str(key);
-    text.push_str(" = [");
-    for value in values {
-        push_quoted(text, value);
-        text.push_str(", ");
-    }
-    text.push_str("]\n");
-}
 
-/// Adds a basic string of TOML. It makes no copy, as the value may be a secret.
-fn push_quoted(text: &mut String, value: &str) {
-    text.push('"');
-    for character in value.chars() {
-        match character {
-            '"' | '\\' => text.extend(['\\', character]),
-            control if control.is_control() => {
-                text.push_str(&format!("\\u{:04X}", u32::from(control)));
-            }
-            other => text.push(other),
+    fn number(&mut self, key: &str, value: u16) {
+        self.push(&format!("{key} = {value}\n"));
+    }
+
+    fn list(&mut self, key: &str, values: &[String]) {
+        if values.is_empty() {
+            return;
         }
+        self.push(key);
+        self.push(" = [");
+        for value in values {
+            self.quoted(value);
+            self.push(", ");
+        }
+        self.push("]\n");
     }
-    text.push('"');
+
+    /// Adds a basic string of TOML. It makes no copy, as the value may be a secret.
+    fn quoted(&mut self, value: &str) {
+        self.push("\"");
+        for character in value.chars() {
+            match character {
+                '"' => self.push("\\\""),
+                '\\' => self.push("\\\\"),
+                control if control.is_control() => {
+                    self.push(&format!("\\u{:04X}", u32::from(control)));
+                }
+                other => self.push(other.encode_utf8(&mut [0; 4])),
+            }
+        }
+        self.push("\"");
+    }
+
+    /// Appends text. A full buffer is replaced by one of twice the size, and wiped: growing it in place could leave copies of
+    /// the keys in freed memory.
+    fn push(&mut self, text: &str) {
+        let length = self.0.len() + text.len();
+        if length > self.0.capacity() {
+            let mut larger = Zeroizing::new(String::with_capacity(1024.max(2 * length)));
+            larger.push_str(&self.0);
+            self.0 = larger;
+        }
+        self.0.push_str(text);
+    }
 }
 
 #[cfg(test)]
