@@ -70,6 +70,10 @@ impl Tunnel {
 
     /// Makes this program a member of a mesh, and starts its tunnel. If the file of the member exists, it only starts.
     ///
+    /// If the future is dropped, no tunnel starts, but the registration goes on in a thread: the program may become a member,
+    /// which the next call with the same file starts. If the program ends in between, the coordinator may list a member
+    /// without a file; the name is free after it has been revoked there.
+    ///
     /// # Errors
     /// [`Error::Join`], [`Error::Config`], and those of [`Tunnel::connect`].
     pub async fn join(join: Join) -> Result<Tunnel, Error> {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// host's folder, `$1` the program, `$2` the project.
 ///
 /// /etc, /var and /run are overlays on the machine's; /etc has the users of the packages. /root is
-/// empty, and /usr/local/bin has the program, a `sudo` that needs no password and a `systemctl`
-/// that starts and stops the project's services.
+/// empty, and /usr/local/bin has the programs, an example of the library, a `sudo` that needs no
+/// password and a `systemctl` that starts and stops the project's services.
 const PREPARE: &str = r#"set -e
 hostname "$(basename "$0")"
 layer=$0/layer
@@ -37,10 +37,11 @@ cat "$layer/resolv.conf" > /etc/resolv.conf
 printf 'hosts: files dns\n' > /etc/nsswitch.conf
 : > "$0/bin/seikan"
 mount --bind "$1" "$0/bin/seikan"
-if [ -x "$1-lab" ]; then
-    : > "$0/bin/seikan-lab"
-    mount --bind "$1-lab" "$0/bin/seikan-lab"
-fi
+for program in "$1-lab" "${1%/*}/examples/fetch"; do
+    [ -x "$program" ] || continue
+    : > "$0/bin/${program##*/}"
+    mount --bind "$program" "$0/bin/${program##*/}"
+done
 mount --rbind "$0/bin" /usr/local/bin
 export SEIKAN_UNITS=$2/packaging/systemd
 id=990
