@@ -156,6 +156,12 @@ impl Inside {
             return;
         };
         let flags = tcp::flags(segment);
+        let una = self.sender.as_ref().map(Sender::una);
+        let seq = tcp::seq(segment);
+        let end = seq.wrapping_add((segment.len() - header_len) as u32);
+        let expected = self.expected();
+        // smoltcp discards a segment of which everything has arrived before, with its acknowledgement.
+        let is_old = sender::is_before(seq, expected) && !sender::is_before(expected, end);
         if flags & tcp::SYN != 0 {
             // smoltcp answers one of an open connection, and changes nothing (RFC 5961 section 4).
             if matches!(self.state(), State::Listen | State::SynSent) {
@@ -167,6 +173,10 @@ impl Inside {
             return;
         }
         self.poll_ingress(net, range);
+        // Two ends that both send old segments again would never see each other's acknowledgements.
+        if is_old && self.sender.as_ref().map(Sender::una) != una {
+            self.tell_acknowledgement(net);
+        }
     }
 
     /// Reads an acknowledgement, and makes its window what smoltcp should see. Returns false if smoltcp should not see it: it
@@ -342,14 +352,19 @@ impl Inside {
             .wrapping_add(fin.into())
     }
 
-    /// Gives smoltcp an acknowledgement with the current window, as if it came from the far end.
+    /// Tells smoltcp the current window.
     fn tell_window(&mut self, net: &mut Net<'_>) {
+        let told = Some(self.window);
+        if self.sender.as_ref().map(|sender| field(sender, self.scale)) != told {
+            self.tell_acknowledgement(net);
+        }
+    }
+
+    /// Gives smoltcp an acknowledgement with the current window, as if it came from the far end.
+    fn tell_acknowledgement(&mut self, net: &mut Net<'_>) {
         let expected = self.expected();
         let Some(sender) = &self.sender else { return };
         let field = field(sender, self.scale);
-        if field == self.window {
-            return;
-        }
         self.window = field;
         let mut header = [0; 20];
         header[..2].copy_from_slice(&self.flow.remote.port().to_be_bytes());

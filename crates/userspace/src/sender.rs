@@ -98,7 +98,7 @@ struct Recovery {
     first: bool,
 }
 
-fn is_before(a: u32, b: u32) -> bool {
+pub(crate) fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
