@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -40,11 +40,13 @@ peers: deps-build ## install the other WireGuard implementations for the interop
 fmt-check: ## check the formatting
 	@cargo fmt --all --check
 
-house: ## check rules between crates: dependencies, unsafe code, code named in the docs
+house: ## check rules between crates, code named in the docs, settings that packaging repeats
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
 	@scripts/check_named_code.py --self-test
 	@scripts/check_named_code.py
+	@scripts/check_packaging.py --self-test
+	@scripts/check_packaging.py
 	@scripts/commit_msg.py --self-test
 
 diagram: ## draw docs/pictures/crates.svg, the dependencies between the crates
@@ -110,7 +112,7 @@ build: deps-build ## build debug binaries of seikan and seikan-lab
 release: deps-build ## build target/release/seikan and seikan-lab
 	@cargo build --locked --release -p seikan-cli -p seikan-lab
 
-dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, nfpm, buildah)
+dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, Zig, nfpm, buildah)
 	@scripts/dist.sh
 
 dist-smoke:
@@ -118,6 +120,9 @@ dist-smoke:
 
 dist-check: ## install what `make dist` built in clean Debian machines, and test it (root); ARGS=TEST selects one
 	@scripts/dist-check.sh $(ARGS)
+
+openwrt-check: deps-build ## run the package for OpenWrt with opkg, uci and procd, built from OpenWrt's sources (root)
+	@scripts/openwrt-check.sh
 
 monitoring-check: deps-build ## run the alerts and the dashboard's queries in a Prometheus that scrapes tunnels in namespaces (root)
 	@scripts/monitoring-check.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests of `scripts/dist-check.sh`, which sets $base (a Debian root with systemd), $dist (the packages) and $work, and
-# gives namespaces that end with this script.
+# The tests of `scripts/dist-check.sh` and `scripts/openwrt-check.sh`, which set $base (a Debian root with systemd), $dist (the
+# packages) and $work, and give namespaces that end with this script.
 set -euo pipefail
 cd "$(dirname "$0")"
 mount --make-rprivate /
@@ -9,7 +9,7 @@ mkdir -p /run/netns /dev/net
 ip link set lo up
 . ./machines.sh
 
-tests=(archive manifests package upgrade removal mesh managers image)
+tests=(archive aarch64 manifests rpm package upgrade removal mesh managers image)
 [ $# = 0 ] || tests=("$@")
 for test in "${tests[@]}"; do
     began=$SECONDS

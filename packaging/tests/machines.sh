@@ -25,7 +25,7 @@ boot() {
         number=$((number + 1))
         cp -a "$base" "$work/$name"
         echo "$name" >"$work/$name/etc/hostname"
-        cp "$dist"/*.deb "$work/$name/root/"
+        cp "$dist"/*_amd64.deb "$work/$name/root/"
         ip netns add "$name"
         ip link add "port-$name" type veth peer name eth0 netns "$name"
         ip link set "port-$name" master switch up

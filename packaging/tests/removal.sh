@@ -37,7 +37,7 @@ halt
 
 # Without systemd: nothing to start, and no error.
 cp -a "$base" "$work/plain"
-cp "$dist"/*.deb "$work/plain/root/"
+cp "$dist"/*_amd64.deb "$work/plain/root/"
 chroot "$work/plain" sh -ec 'export PATH=/usr/sbin:/usr/bin:/sbin:/bin
     dpkg -i /root/seikan_*.deb /root/seikan-lab_*.deb
     seikan --version

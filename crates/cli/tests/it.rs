@@ -18,6 +18,7 @@ mod ledger;
 mod life;
 mod mesh;
 mod monitoring;
+mod openwrt;
 mod overload;
 mod relay;
 mod report;

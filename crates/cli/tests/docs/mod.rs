@@ -60,6 +60,7 @@ pages! {
     guide_logs: "docs/guides/logs.md",
     guide_bug_reports: "docs/guides/bug-reports.md",
     guide_containers: "docs/guides/containers.md",
+    guide_openwrt: "docs/guides/openwrt.md",
     guide_coordinator: "docs/guides/coordinator.md",
     guide_members: "docs/guides/members.md",
     guide_policy: "docs/guides/policy.md",
@@ -83,14 +84,16 @@ pages! {
 }
 
 /// Reasons for which a block may be left out.
-const ACCEPTED_REASONS: [&str; 7] = [
+const ACCEPTED_REASONS: [&str; 9] = [
     "builds the program",
     "takes minutes",
     // packaging/tests
     "tested by `make dist-check`",
+    "tested by `make openwrt-check`",
     // userspace/member.rs
     "tested with a mesh",
     "needs a distribution with RPM",
+    "needs an OpenWrt router",
     "needs a database of an earlier release",
     // The tests `mesh::web_proxy` have one.
     "needs a web proxy",

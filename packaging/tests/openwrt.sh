@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# The package for OpenWrt, of `scripts/openwrt-check.sh`: opkg installs it, procd runs the tunnels of /etc/config/seikan, and a
+# change is applied. $openwrt has the programs and the sources of a release.
+. ./machines.sh
+set -euo pipefail
+root=$work/openwrt
+trap '[ $? = 0 ] || { cat "$root/tmp/messages" "$work/procd"; router "seikan status"; }' EXIT
+ipk=$(echo "$dist"/seikan-*-openwrt-x86_64.ipk)
+
+# A root as OpenWrt lays it out: all of /var in memory, one shell. The programs need the C library of this machine.
+lay_out() {
+    local applet file sources=$openwrt/src/openwrt/package
+    mkdir -p "$root"/{bin,sbin,lib/functions,lib/config,etc/config,etc/rc.d,etc/init.d,usr/bin,usr/sbin,usr/lib/opkg/info,usr/share,dev/net,proc,sys} \
+        "$root"/tmp/{run,lock,lib,log,state}
+    ln -s tmp "$root/var"
+    ln -s var/run "$root/run"
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    for applet in $(busybox --list); do
+        ln -s /bin/busybox "$root/bin/$applet" 2>/dev/null || :
+    done
+    cp "$openwrt"/bin/{ubus,opkg-cl,apk} "$root/bin/"
+    ln -sf opkg-cl "$root/bin/opkg"
+    cp "$openwrt"/sbin/{ubusd,procd} "$openwrt/bin/uci" "$root/sbin/"
+    # Of this machine, whose busybox has none.
+    rm -f "$root/bin/flock"
+    cp "$openwrt"/bin/{jshn,jsonfilter} "$(command -v flock)" "$root/usr/bin/"
+    cp -r "$openwrt/share/libubox" "$root/usr/share/"
+    cp "$openwrt"/lib/*.so* "$root/usr/lib/"
+    for file in $(LD_LIBRARY_PATH=$openwrt/lib ldd "$root"/bin/{ubus,opkg-cl,apk} "$root"/sbin/{ubusd,procd,uci} "$root"/usr/bin/{jshn,jsonfilter,flock} |
+        grep -o '[[:space:]]/lib[^ ]*' | sort -u); do
+        mkdir -p "$root/$(dirname "$file")"
+        cp -L "$file" "$root/$file"
+    done
+    cp "$sources/base-files/files/lib/functions.sh" "$root/lib/"
+    cp "$sources"/base-files/files/lib/functions/*.sh "$sources/system/procd/files/procd.sh" "$root/lib/functions/"
+    cp "$sources/system/uci/files/lib/config/uci.sh" "$root/lib/config/"
+    cp "$sources/base-files/files/etc/rc.common" "$root/etc/"
+    chmod 755 "$root/etc/rc.common"
+    printf 'root:x:0:0:root:/root:/bin/ash\n' >"$root/etc/passwd"
+    printf 'root:x:0:\n' >"$root/etc/group"
+    printf 'dest root /\n' >"$root/etc/opkg.conf"
+    printf 'config system\n' >"$root/etc/config/system"
+    # Of the real system, which this root does not have: a module of the kernel, and certificates.
+    for file in kmod-tun ca-bundle; do
+        : >"$root/usr/lib/opkg/info/$file.list"
+        printf 'Package: %s\nVersion: 1\nStatus: install ok installed\nArchitecture: all\n\n' $file
+    done >"$root/usr/lib/opkg/status"
+    for file in null zero urandom net/tun; do
+        : >"$root/dev/$file"
+        mount --bind "/dev/$file" "$root/dev/$file"
+    done
+    mount -t proc proc "$root/proc"
+}
+
+router() { ip netns exec router chroot "$root" /bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root /bin/sh -ec "$*"; }
+process() { router "ubus call service list '{\"name\":\"seikan\"}'" | python3 -c '
+import json, sys
+instance = json.load(sys.stdin)["seikan"]["instances"].get(sys.argv[1], {})
+print(instance.get("pid", "none"))' "$1"; }
+runs() { [ "$(process "$1")" != none ]; }
+# What `reload_config` and LuCI send after a change.
+changed() { router "uci commit seikan; ubus call service event '{\"type\":\"config.change\",\"data\":{\"package\":\"seikan\"}}'"; }
+status() { router "seikan status $1"; }
+
+lay_out
+ip link add switch type bridge
+ip link set switch up
+number=0
+for name in router branch; do
+    number=$((number + 1))
+    ip netns add $name
+    ip link add port-$name type veth peer name eth0 netns $name
+    ip link set port-$name master switch up
+    ip -n $name link set lo up
+    ip -n $name link set eth0 up
+    ip -n $name address add 192.0.2.$number/24 dev eth0
+done
+router 'syslogd -n -O /tmp/messages' &
+router 'exec ubusd' &
+eventually 10 test -S "$root/var/run/ubus/ubus.sock"
+# Not as the first process, which is the test, so that it only runs services.
+router 'exec procd -S' >"$work/procd" 2>&1 &
+eventually 10 router 'ubus call service list'
+
+log "the package"
+cp "$ipk" "$root/tmp/seikan.ipk"
+router 'opkg install /tmp/seikan.ipk
+    seikan --version
+    [ -L /etc/rc.d/S95seikan ]
+    [ "$(stat -c %a /etc/config/seikan)" = 600 ]
+    [ "$(stat -c %a /etc/seikan)" = 700 ]'
+
+log "a tunnel of UCI, with a peer that runs the same program outside"
+mkdir -m 700 "$work/branch"
+seikan=$root/usr/bin/seikan
+(umask 077; "$seikan" genkey >"$work/branch/key"; "$seikan" genpsk >"$work/branch/psk")
+psk=$(cat "$work/branch/psk")
+router "
+    uci set seikan.office=tunnel
+    uci set seikan.office.listen_port=51820
+    uci add_list seikan.office.address=10.9.0.1/24
+    uci set seikan.office.mtu=1400
+    uci add_list seikan.office.post_up='echo \"%i is up\" >/tmp/hook \\\\; true'
+    uci add seikan peer
+    uci set seikan.@peer[0].tunnel=office
+    uci set seikan.@peer[0].name=branch
+    uci set seikan.@peer[0].public_key='$("$seikan" pubkey <"$work/branch/key")'
+    uci set seikan.@peer[0].preshared_key='$psk'
+    uci add_list seikan.@peer[0].allowed_ips=10.9.0.2/32
+    uci add_list seikan.@peer[0].allowed_ips=10.9.2.0/24"
+changed
+eventually 20 runs office
+eventually 20 router 'seikan status office'
+router '
+    for file in /var/etc/seikan/office.toml /etc/seikan/office.key /etc/config/seikan; do
+        [ "$(stat -c %a "$file")" = 600 ]
+    done
+    seikan check /var/etc/seikan/office.toml
+    grep -q "office is up" /tmp/hook'
+cat >"$work/branch/branch.toml" <<END
+private-key-file = "key"
+address = "10.9.0.2/24"
+mtu = 1400
+[[peer]]
+public-key = "$(router 'seikan pubkey </etc/seikan/office.key')"
+preshared-key-file = "psk"
+allowed-ips = "10.9.0.1/32"
+endpoint = "192.0.2.1:51820"
+END
+SEIKAN_RUN_DIR=$work/branch/run SEIKAN_STATE_DIR=$work/branch/state ip netns exec branch "$seikan" up "$work/branch/branch.toml" \
+    >"$work/branch/log" 2>&1 &
+eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+router 'seikan status office' | grep -q branch
+
+log "a new peer is applied without a restart, a new address by one"
+before=$(process office)
+router "
+    uci add seikan peer
+    uci set seikan.@peer[1].name=third
+    uci set seikan.@peer[1].public_key='$("$seikan" genkey | "$seikan" pubkey)'
+    uci add_list seikan.@peer[1].allowed_ips=10.9.0.3/32"
+changed
+eventually 20 router 'seikan status office | grep -q 10.9.0.3/32'
+[ "$(process office)" = "$before" ] || fail "the tunnel was started anew for a peer"
+ip netns exec branch ping -c 1 -W 2 10.9.0.1
+router 'uci add_list seikan.office.address=10.9.3.1/24'
+changed
+eventually 20 router 'ip address show office | grep -q 10.9.3.1'
+[ "$(process office)" != "$before" ] || fail "the tunnel was not started anew for an address"
+eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+
+log "procd starts a killed tunnel again"
+before=$(process office)
+router "kill -KILL $before"
+again() { runs office && [ "$(process office)" != "$before" ] && router 'seikan status office'; }
+eventually 30 again
+eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+
+log "a faulty value is named, and does not stop another tunnel"
+router '
+    uci set seikan.lab=tunnel
+    uci set seikan.lab.mtu=100
+    uci set seikan.broken=tunnel
+    uci set seikan.broken.metrics="127.0.0.1:9586
+offload = false"'
+changed
+eventually 20 grep -q 'tunnel broken does not start' "$root/tmp/messages"
+eventually 20 grep -q 'mtu' "$root/tmp/messages"
+router '! /usr/lib/seikan/uci-to-toml broken 2>/tmp/fault; grep -q "control character" /tmp/fault'
+runs office
+router 'uci delete seikan.lab; uci delete seikan.broken'
+
+log "a file of its own, as \`seikan join\` writes"
+router "umask 077
+    printf 'private-key-file = \"office.key\"\naddress = \"10.9.4.1/24\"\n' >/etc/seikan/mesh.toml
+    uci set seikan.mesh=tunnel
+    uci set seikan.mesh.file=/etc/seikan/mesh.toml"
+changed
+eventually 20 router 'ip address show mesh | grep -q 10.9.4.1'
+router 'uci set seikan.mesh.enabled=0'
+changed
+gone() { ! ip -n router link show "$1"; }
+eventually 20 gone mesh
+runs office
+
+log "no secret is in a log"
+secrets=("$psk" "$(cat "$root/etc/seikan/office.key")")
+for secret in "${secrets[@]}"; do
+    ! grep -rqF "$secret" "$root/tmp/messages" "$work/procd" || fail "a secret is in the log"
+done
+# The pattern from a file, since the arguments of grep are read too.
+[ "$(cat "$root"/proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -cFf "$work/branch/psk")" = 0 ] ||
+    fail "a secret is an argument of a process"
+
+log "removal"
+router 'opkg remove seikan'
+eventually 20 gone office
+router '
+    [ ! -e /usr/bin/seikan ]
+    [ ! -e /etc/init.d/seikan ]
+    [ ! -e /etc/rc.d/S95seikan ]
+    # Changed by the administrator.
+    [ -s /etc/config/seikan ]
+    [ -s /etc/seikan/office.key ]'
+
+log "the package of apk runs the same tunnel"
+cp "$dist"/seikan-*-openwrt-x86_64.apk "$root/tmp/seikan.apk"
+mkdir -p "$root/etc/apk"
+echo x86_64 >"$root/etc/apk/arch"
+router '
+    for name in kmod-tun ca-bundle; do
+        apk mkpkg --info name:$name --info version:1 --info arch:noarch --output /tmp/$name.apk
+    done
+    apk add --initdb --no-network --allow-untrusted /tmp/kmod-tun.apk /tmp/ca-bundle.apk /tmp/seikan.apk
+    [ -L /etc/rc.d/S95seikan ]
+    # The configuration of before, not the one of the package.
+    grep -q "^config tunnel" /etc/config/seikan'
+eventually 20 runs office
+eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+router 'apk del --no-network seikan'
+eventually 20 gone office
+router '
+    [ ! -e /usr/bin/seikan ]
+    [ ! -e /etc/rc.d/S95seikan ]
+    [ -s /etc/seikan/office.key ]'
+
+log "a package for another architecture is refused, unless its architecture is added"
+for file in "$dist"/seikan-*-openwrt-aarch64_generic.ipk; do
+    [ -e "$file" ] || fail "there is no package for aarch64"
+    cp "$file" "$root/tmp/aarch64.ipk"
+done
+router '
+    ! opkg --noaction install /tmp/aarch64.ipk
+    opkg --noaction --add-arch all:1 --add-arch aarch64_generic:2 install /tmp/aarch64.ipk'
+echo "= by opkg and procd of OpenWrt v24.10.8, and by apk of 25.12; $(stat -c %s "$ipk") bytes of ipk"
