@@ -94,6 +94,19 @@ impl NetlinkError {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NoSuchDevice { .. })
     }
+
+    /// Whether the kernel has no such request for this family. QEMU's emulation of Linux refuses a
+    /// message that it does not translate with the same number, but from send(2).
+    pub fn is_unsupported(&self) -> bool {
+        let unsupported = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
+        match self {
+            Self::Refused { errno, .. } => unsupported.contains(errno),
+            Self::Socket { source, .. } => source
+                .raw_os_error()
+                .is_some_and(|number| unsupported.contains(&Errno::from_raw(number))),
+            _ => false,
+        }
+    }
 }
 
 fn dash(text: &str) -> String {

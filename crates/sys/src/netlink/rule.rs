@@ -121,17 +121,29 @@ impl Netlink {
     }
 
     /// Returns the rules of a family that look up a table, in the order in which the kernel tries
-    /// them.
+    /// them: none if the kernel has no policy routing.
     pub fn rules(&self, family: Family) -> Result<Vec<Rule>, NetlinkError> {
         let mut message = RuleMessage::default();
         message.header.family = family.into();
-        let mut rules = self.dump(
+        let rules = self.dump(
             RouteNetlinkMessage::GetRule(message),
             |_, payload| parse_rule(family, payload),
             |_| format!("list the {family} rules"),
-        )?;
+        );
+        let mut rules = none_if_unsupported(rules)?;
         rules.sort_by_key(|rule| rule.priority);
         Ok(rules)
+    }
+}
+
+/// Takes a kernel without rules for one without any. Without `CONFIG_FIB_RULES` nothing answers
+/// `RTM_GETRULE`: `EOPNOTSUPP` (`rtnetlink_rcv_msg()`, net/core/rtnetlink.c). With it, but without
+/// `CONFIG_IP_MULTIPLE_TABLES` or `CONFIG_IPV6_MULTIPLE_TABLES`, that family has no rules:
+/// `EAFNOSUPPORT` (`fib_nl_dumprule()`, net/core/fib_rules.c). To add a rule is still an error.
+fn none_if_unsupported(rules: Result<Vec<Rule>, NetlinkError>) -> Result<Vec<Rule>, NetlinkError> {
+    match rules {
+        Err(error) if error.is_unsupported() => Ok(Vec::new()),
+        rules => rules,
     }
 }
 
@@ -163,4 +175,42 @@ fn parse_rule(family: Family, payload: &[u8]) -> Option<Rule> {
         }
     }
     Some(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use nix::errno::Errno;
+
+    use super::super::error::Fault;
+    use super::*;
+
+    /// Returns the rules after a dump that ended with a fault.
+    fn after(fault: Fault) -> Result<Vec<Rule>, NetlinkError> {
+        none_if_unsupported(Err(fault.into_error("list the IPv4 rules".into())))
+    }
+
+    fn refused(errno: Errno) -> Fault {
+        Fault::Errno {
+            errno: errno as i32,
+            detail: None,
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_policy_routing_has_no_rules() {
+        assert_eq!(after(refused(Errno::EOPNOTSUPP)).unwrap(), []);
+        assert_eq!(after(refused(Errno::EAFNOSUPPORT)).unwrap(), []);
+        let untranslated = io::Error::from_raw_os_error(Errno::EOPNOTSUPP as i32);
+        assert_eq!(after(Fault::Io(untranslated)).unwrap(), []);
+    }
+
+    #[test]
+    fn another_failure_of_a_dump_is_an_error() {
+        assert!(after(refused(Errno::EPERM)).is_err());
+        assert!(after(refused(Errno::EINVAL)).is_err());
+        assert!(after(Fault::Io(io::ErrorKind::BrokenPipe.into())).is_err());
+        assert!(after(Fault::Interrupted).is_err());
+    }
 }
