@@ -6,28 +6,31 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Stands in for /lib/functions.sh of OpenWrt, as its documentation describes the functions. A UCI file is shell for it:
-/// `config`, `option` and `list` are functions.
+/// Stands in for /lib/functions.sh of OpenWrt, as its documentation describes the functions, and for `uci export`. A UCI file
+/// is shell for it: `config`, `option` and `list` are functions.
 const FUNCTIONS: &str = r#"
 sections=
-config() { section=${2:-unnamed$((count += 1))}; sections="$sections $section"; eval "${section}_TYPE=\$1"; }
-option() { eval "${section}_$1=\$2"; }
+config() {
+    CONFIG_SECTION=${2:-unnamed$((count += 1))}
+    sections="$sections $CONFIG_SECTION"
+    eval "${CONFIG_SECTION}_TYPE=\$1"
+    config_cb "$1" "$CONFIG_SECTION"
+}
+option() { eval "${CONFIG_SECTION}_$1=\$2"; option_cb "$1" "$2"; }
 list() {
     local n
-    eval "n=\$((\${${section}_$1_COUNT:-0} + 1))"
-    eval "${section}_$1_COUNT=\$n ${section}_$1_ITEM$n=\$2"
+    eval "n=\$((\${${CONFIG_SECTION}_$1_COUNT:-0} + 1))"
+    eval "${CONFIG_SECTION}_$1_COUNT=\$n ${CONFIG_SECTION}_$1_ITEM$n=\$2"
+    list_cb "$1" "$2"
 }
-config_load() { count=0; . "$IPKG_INSTROOT/etc/config/$1"; }
+config_load() { count=0; . "$IPKG_INSTROOT/etc/config/$1"; config_cb; }
 config_get() { eval "$1=\${${2}_$3:-\${4:-}}"; }
-config_get_bool() {
-    config_get "$@"
-    eval "case \$$1 in 1|on|true|yes|enabled) $1=1;; 0|off|false|no|disabled) $1=0;; *) $1=\${4:-};; esac"
-}
 config_foreach() {
-    local each type
+    local each type call=$1 wanted=$2
+    shift 2
     for each in $sections; do
         eval "type=\$${each}_TYPE"
-        [ "$type" != "$2" ] || "$1" "$each"
+        [ "$type" != "$wanted" ] || "$call" "$each" "$@"
     done
 }
 config_list_foreach() {
@@ -38,6 +41,7 @@ config_list_foreach() {
         n=$((n + 1))
     done
 }
+uci() { sh -n "$IPKG_INSTROOT/etc/config/$2"; }
 "#;
 
 fn project() -> PathBuf {
@@ -94,7 +98,7 @@ fn the_configuration_in_the_guide_is_accepted() {
     let text = toml(block.split("```").next().expect("its end"), "office");
     check(&text);
     let expected = r#"protocol = "wireguard"
-listen-port = "51820"
+listen-port = 51820
 address = ["10.80.0.1/24", "fd80::1/64"]
 private-key-file = "/etc/seikan/office.key"
 
@@ -102,7 +106,7 @@ private-key-file = "/etc/seikan/office.key"
 name = "branch"
 public-key = "8kfUEz8qhR7BQ5TjDIo3G07Wy+gE18QueE0wzU1MNSE="
 endpoint = "branch.example.com:51820"
-persistent-keepalive = "25"
+persistent-keepalive = 25
 allowed-ips = ["10.80.0.2/32", "192.168.20.0/24"]
 "#;
     assert_eq!(text, expected);
@@ -158,15 +162,116 @@ fn quotes_stay_within_their_value() {
     assert!(text.contains(line), "{text}");
 }
 
+/// Returns the error about a configuration that is refused, of which nothing may be applied.
+fn refused(uci: &str) -> String {
+    let output = convert(uci, "office");
+    assert!(!output.status.success(), "{uci}");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+/// Returns the error about a device of a gateway with this line.
+fn refused_device(line: &str) -> String {
+    refused(&format!(
+        "config tunnel office\nconfig gateway\noption interface br-lan\nconfig device\noption name plc\n{line}\n"
+    ))
+}
+
 #[test]
 fn a_line_break_in_a_value_is_refused() {
-    let output = convert(
-        "config tunnel office\noption metrics '127.0.0.1:1\nsave-config = true'\n",
-        "office",
+    let error = refused("config tunnel office\noption metrics '127.0.0.1:1\nsave-config = true'\n");
+    assert!(error.contains("control character"), "{error}");
+    let error = refused_device("list allow_from 'any\n\"]'");
+    assert!(error.contains("control character"), "{error}");
+}
+
+/// Ignored, it would let everybody reach the device.
+#[test]
+fn a_misspelt_rule_is_refused() {
+    for line in ["list alow_from any", "option tunel office"] {
+        let error = refused_device(line);
+        let name = line.split(' ').nth(1).expect("a name");
+        let expected = format!("device 'plc' has the unknown option `{name}`");
+        assert!(error.contains(&expected), "{error}");
+        assert!(error.contains(" allow_from "), "{error}");
+    }
+}
+
+/// Neither UCI nor a list has anything of such a line.
+#[test]
+fn an_empty_rule_is_refused() {
+    for line in [
+        "list allow_from ''",
+        "option allow_from ''",
+        "option allow_from \"\" # nobody",
+        "list allow_from any\nlist allow_from ''",
+    ] {
+        let error = refused_device(line);
+        assert!(error.contains("has no value"), "{error}");
+    }
+    let hidden = refused_device("list 'allow_from' $EMPTY");
+    assert!(hidden.contains("has an empty value"), "{hidden}");
+}
+
+#[test]
+fn a_section_of_an_unknown_type_is_refused() {
+    let error = refused("config tunnel office\nconfig gatway\n");
+    assert!(error.contains("unknown type `gatway`"), "{error}");
+    assert!(
+        error.contains("tunnel peer gateway device remote"),
+        "{error}"
     );
-    assert!(!output.status.success());
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("control character"), "{errors}");
+}
+
+/// Another tunnel is not stopped by it.
+#[test]
+fn a_fault_of_another_tunnel_is_left_to_it() {
+    let uci = "config tunnel office\nconfig tunnel lab\noption mtuu 1\nconfig peer\noption tunnel lab\noption nam x\n";
+    toml(uci, "office");
+    assert!(!convert(uci, "lab").status.success());
+}
+
+#[test]
+fn a_value_of_another_kind_is_refused() {
+    for (line, expected) in [
+        ("option offload maybe", "`offload` is neither yes nor no"),
+        ("option enabled flase", "`enabled` is neither yes nor no"),
+        ("option mtu 1400x", "`mtu` is not a whole number"),
+        ("option listen_port 051820", "`listen_port` is not a whole"),
+        (
+            "option mtu '1400, table = 1'",
+            "`mtu` is not a whole number",
+        ),
+        ("option log loud", "`log` is none of error"),
+        ("list mtu 1400", "write `option mtu`"),
+        ("option save_config 1", "unknown option `save_config`"),
+    ] {
+        let error = refused(&format!("config tunnel office\n{line}\n"));
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+}
+
+#[test]
+fn yes_and_no_have_the_spellings_of_uci() {
+    for (words, value) in [
+        (["1", "on", "true", "yes", "enabled"], "offload = true\n"),
+        (["0", "off", "false", "no", "disabled"], "offload = false\n"),
+    ] {
+        for word in words {
+            let text = toml(
+                &format!("config tunnel office\noption offload {word}\n"),
+                "office",
+            );
+            assert!(text.contains(value), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_tunnel_of_a_file_has_no_other_keys() {
+    let uci = "config tunnel office\noption file /etc/seikan/mesh.toml\noption log debug\n";
+    assert_eq!(toml(uci, "office"), "");
+    let error = refused(&format!("{uci}option mtu 1400\n"));
+    assert!(error.contains("`mtu` belongs in the file"), "{error}");
 }
 
 /// A key that a release adds is not forgotten here. Only `save-config` has no place: it would write to memory.
