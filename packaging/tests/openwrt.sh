@@ -170,6 +170,36 @@ router '! /usr/lib/seikan/uci-to-toml broken 2>/tmp/fault; grep -q "control char
 runs office
 router 'uci delete seikan.lab; uci delete seikan.broken'
 
+log "a fault does not stop a tunnel that runs"
+before=$(process office)
+# refused MESSAGE: a reload fails, the log has the message, and the tunnel goes on
+refused() {
+    router 'uci commit seikan; ! /etc/init.d/seikan reload 2>/tmp/fault'
+    grep -q "$1" "$root/tmp/fault" || fail "no \`$1\`: $(cat "$root/tmp/fault")"
+    eventually 10 grep -q "$1" "$root/tmp/messages"
+    [ "$(process office)" = "$before" ] || fail "the tunnel was stopped for a fault: $1"
+    ip netns exec branch ping -c 1 -W 2 10.9.0.1
+}
+router 'uci set seikan.office.mtu=100'
+refused '100'
+refused 'tunnel office goes on without the change'
+router 'uci set seikan.office.mtu=14OO'
+refused '.mtu. is not a whole number'
+router 'uci set seikan.office.mtu=1400; uci add_list seikan.office.adress=10.9.9.1/24'
+refused 'unknown option .adress.'
+router 'uci delete seikan.office.adress; uci set seikan.plc=device; uci set seikan.plc.name=plc; uci add_list seikan.plc.alow_from=any'
+refused 'unknown option .alow_from.'
+router 'uci delete seikan.plc; uci set seikan.plc=devise'
+refused 'unknown type .devise.'
+router 'uci delete seikan.plc; uci commit seikan; cp -p /etc/config/seikan /tmp/sound
+    printf "config device\n\tlist allow_from \047\047\n" >>/etc/config/seikan'
+refused 'has no value'
+router 'cp -p /tmp/sound /etc/config/seikan; printf "config device\n\tlist allow_from \047any\n" >>/etc/config/seikan'
+! router '/etc/init.d/seikan reload' || fail "an open quote was accepted"
+[ "$(process office)" = "$before" ] || fail "the tunnel was stopped for an open quote"
+router 'cp -p /tmp/sound /etc/config/seikan; /etc/init.d/seikan reload'
+[ "$(process office)" = "$before" ] || fail "the tunnel was started anew for nothing"
+
 log "a file of its own, as \`seikan join\` writes"
 router "umask 077
     printf 'private-key-file = \"office.key\"\naddress = \"10.9.4.1/24\"\n' >/etc/seikan/mesh.toml
@@ -177,6 +207,15 @@ router "umask 077
     uci set seikan.mesh.file=/etc/seikan/mesh.toml"
 changed
 eventually 20 router 'ip address show mesh | grep -q 10.9.4.1'
+before=$(process mesh)
+router "printf '[[peer]]\npublic-key = \"%s\"\nallowed-ips = \"10.9.4.2/32\"\n' '$("$seikan" genkey | "$seikan" pubkey)' >>/etc/seikan/mesh.toml
+    /etc/init.d/seikan reload
+    seikan status mesh | grep -q 10.9.4.2/32"
+router 'echo "mtu = [" >>/etc/seikan/mesh.toml; ! /etc/init.d/seikan reload'
+router 'seikan status mesh | grep -q 10.9.4.2/32'
+[ "$(process mesh)" = "$before" ] || fail "a change of its file stopped the tunnel"
+router 'sed -i \$d /etc/seikan/mesh.toml; /etc/init.d/seikan reload'
+[ "$(process mesh)" = "$before" ] || fail "a change of its file started the tunnel anew"
 router 'uci set seikan.mesh.enabled=0'
 changed
 gone() { ! ip -n router link show "$1"; }
