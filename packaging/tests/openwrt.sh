@@ -112,10 +112,13 @@ changed
 eventually 20 runs office
 eventually 20 router 'seikan status office'
 router '
-    for file in /var/etc/seikan/office.toml /etc/seikan/office.key /etc/config/seikan; do
+    for file in /var/run/seikan/uci/office.toml /etc/seikan/office.key /etc/config/seikan; do
         [ "$(stat -c %a "$file")" = 600 ]
     done
-    seikan check /var/etc/seikan/office.toml
+    [ "$(stat -c %a /var/run/seikan/uci)" = 700 ]
+    # Of other packages.
+    [ ! -e /var/etc ]
+    seikan check /var/run/seikan/uci/office.toml
     grep -q "office is up" /tmp/hook'
 cat >"$work/branch/branch.toml" <<END
 private-key-file = "key"
