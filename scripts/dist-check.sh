@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 . scripts/packages.sh
 [ "$(id -u)" = 0 ] || { echo "machines of their own need root" >&2; exit 1; }
 install_missing python3:python3 /usr/share/doc/python3-venv:python3-venv debootstrap:debootstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring unshare:util-linux systemd-nspawn:systemd-container ip:iproute2 lintian:lintian \
-    rpm:rpm qemu-aarch64-static:qemu-user-static podman:podman crun:crun buildah:buildah
+    rpm:rpm rpmlint:rpmlint qemu-aarch64-static:qemu-user-static podman:podman crun:crun buildah:buildah
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target/dist
 [ -e "$dist/SHA256SUMS" ] || { echo "nothing in $dist: run \`make dist\` first" >&2; exit 1; }

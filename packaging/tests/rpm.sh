@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# The RPM package in a root without systemd, by rpm: installed, upgraded, verified and removed, with its scripts.
+# The RPM packages pass rpmlint, but for what packaging/rpmlint.toml accepts. The one of x86-64 in a root without systemd, by rpm:
+# installed, upgraded, verified and removed, with its scripts.
 . ./machines.sh
 set -euo pipefail
+rpmlint --strict --config ../rpmlint.toml "$dist"/*.rpm
 cp -a "$base" "$work/rpm"
 root=$work/rpm
 cp "$dist"/seikan-[0-9]*.x86_64.rpm "$root/root/seikan.rpm"
@@ -27,4 +29,4 @@ inside '[ ! -e /usr/bin/seikan ]
     [ ! -e /usr/lib/systemd/system/seikan@.service ]
     [ -s /etc/seikan/tunnel.key ]'
 rm -rf --one-file-system "$root"
-echo "= installed, upgraded, verified and removed by rpm $(rpm --version | grep -o '[0-9.]*$')"
+echo "= rpmlint finds nothing new; installed, upgraded, verified and removed by rpm $(rpm --version | grep -o '[0-9.]*$')"
