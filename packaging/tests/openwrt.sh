@@ -217,8 +217,11 @@ router "printf '[[peer]]\npublic-key = \"%s\"\nallowed-ips = \"10.9.4.2/32\"\n' 
 router 'echo "mtu = [" >>/etc/seikan/mesh.toml; ! /etc/init.d/seikan reload'
 router 'seikan status mesh | grep -q 10.9.4.2/32'
 [ "$(process mesh)" = "$before" ] || fail "a change of its file stopped the tunnel"
-router 'sed -i \$d /etc/seikan/mesh.toml; /etc/init.d/seikan reload'
+router 'sed -i -e \$d -e s/10.9.4.1/10.9.5.1/ /etc/seikan/mesh.toml; /etc/init.d/seikan reload'
 [ "$(process mesh)" = "$before" ] || fail "a change of its file started the tunnel anew"
+router '/etc/init.d/seikan restart'
+eventually 40 router 'ip address show mesh | grep -q 10.9.5.1'
+eventually 20 runs office
 router 'uci set seikan.mesh.enabled=0'
 changed
 gone() { ! ip -n router link show "$1"; }
