@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The program for aarch64, emulated by QEMU, has a tunnel with the program for x86-64: both ciphers, pings and transfers in both
-# directions, compared byte by byte. The emulated processor has instructions for AES. The tunnel is an Ethernet one of the native
-# protocol, because any other lists the routing rules, and QEMU does not translate that netlink message.
+# The program for aarch64, emulated by QEMU, has tunnels with the program for x86-64: Ethernet and IP mode, WireGuard, both ciphers,
+# pings and transfers in both directions, compared byte by byte. The emulated processor has instructions for AES. QEMU translates
+# no netlink message about routing rules, as if the kernel had no policy routing, and no firewall mark: no tunnel here carries the
+# default route. Nor are Landlock and seccomp there.
 . ./machines.sh
 set -euo pipefail
 trap '[ $? = 0 ] || tail -n 40 "$work"/*.log' EXIT
@@ -30,22 +31,22 @@ assert received == open('$work/served/bytes', 'rb').read(), len(received)"
     kill $server
     wait $server 2>/dev/null || :
 }
-# configure NAME NUMBER CIPHER: the interface has the name of the end
+# configure NAME NUMBER LINES: the interface has the name of the end
 configure() {
     local other=emulated number=$((3 - $2))
     [ "$1" = native ] || other=native
     cat >"$work/$1.toml" <<END
-mode = "ethernet"
 private-key-file = "$1.key"
 listen-port = 51820
 address = "10.9.0.$2/24"
-cipher = "$3"
+$3
 [[peer]]
 public-key = "$(program native pubkey <"$work/$other.key")"
 endpoint = "192.0.2.$number:51820"
+allowed-ips = "10.9.0.$number/32"
 END
 }
-# tunnel CONFIGURED-CIPHER EXPECTED-CIPHER
+# tunnel LINES EXPECTED-CIPHER: a tunnel with lines of configuration
 tunnel() {
     local name pid pids=()
     log "$1"
@@ -77,7 +78,7 @@ END
     for pid in "${pids[@]}"; do
         wait "$pid"
     done
-    echo "= $2: pings and 8 MB in each direction"
+    echo "= $1, $2: pings and 8 MB in each direction"
 }
 
 ip link add switch type bridge
@@ -100,5 +101,12 @@ done
 [ "$(program emulated pubkey <"$work/native.key")" = "$(program native pubkey <"$work/native.key")" ] || fail "another public key"
 mkdir "$work/served"
 head -c 8000000 /dev/urandom >"$work/served/bytes"
-tunnel auto AES-256-GCM
-tunnel chacha20-poly1305 ChaCha20-Poly1305
+tunnel 'mode = "ethernet"' AES-256-GCM
+tunnel 'cipher = "aes-256-gcm"' AES-256-GCM
+tunnel 'cipher = "chacha20-poly1305"' ChaCha20-Poly1305
+tunnel 'protocol = "wireguard"' ChaCha20-Poly1305
+# The default route needs the mark and the rules: the tunnel must not start without them.
+configure emulated 1 'cipher = "auto"'
+sed -i 's/^allowed-ips.*/allowed-ips = "0.0.0.0\/0"/' "$work/emulated.toml"
+! program emulated up "$work/emulated.toml" >"$work/emulated.log" 2>&1 || fail "a tunnel of all traffic has no mark"
+grep -q 'cannot set firewall mark' "$work/emulated.log"
