@@ -28,6 +28,10 @@ def u16(n):
     return struct.pack("<H", n)
 
 
+def u24(n):
+    return struct.pack("<I", n)[:3]
+
+
 def u32(n):
     return struct.pack("<I", n)
 
@@ -232,8 +236,20 @@ def choose_cipher(offer, own):
 
 def seal(cipher, key, receiver, counter, plaintext):
     aead = AESGCM(key) if cipher == AES else ChaCha20Poly1305(key)
-    header = bytes([0x14, 0, 0, 0]) + u32(receiver) + struct.pack("<Q", counter)
+    header = b"\x14" + u24(receiver) + u32(counter & 0xFFFFFFFF)
     return header + aead.encrypt(nonce12(counter), plaintext, None)
+
+
+def whole_counter(greatest, low):
+    """The counter with these low bits after the greatest one received: RFC 9000, appendix A.3."""
+    expected = 0 if greatest is None else greatest + 1
+    window = 2**32
+    candidate = expected & ~(window - 1) | low
+    if candidate <= expected - window // 2 and candidate < 2**64 - window:
+        return candidate + window
+    if candidate > expected + window // 2 and candidate >= window:
+        return candidate - window
+    return candidate
 
 
 def stamp(position, time, follows_probe=False):
@@ -248,8 +264,21 @@ def packet_frame(packet, partial=False):
     return frame(1, packet, 0x10 if partial else 0)
 
 
-def slice_frame(id, offset, total, gso, header, chunk, ecn=False):
-    return frame(2, u16(id) + u16(offset) + u16(total) + u16(gso) + header + chunk, 0x20 if ecn else 0)
+def slice_frame(id, offset, ends, gso, header, chunk, ecn=False):
+    flags = (0x10 if ends else 0) | (0x20 if ecn else 0)
+    return frame(2, u16(id) + u16(offset) + u16(gso) + header + chunk, flags)
+
+
+def last_packet(packet, partial=False, at=0):
+    """A PACKET with the flag LAST, whose IP header is at `at`; None: it is no IP."""
+    df, folded = fold(packet, at, False)
+    return bytes([1 | 0x80 | (0x10 if partial else 0) | (0x40 if df else 0)]) + folded
+
+
+def last_slice(id, offset, ends, gso, header, chunk, ecn=False, at=0):
+    df, folded = fold(header + chunk, at, True)
+    first = 2 | 0x80 | (0x10 if ends else 0) | (0x20 if ecn else 0) | (0x40 if df else 0)
+    return bytes([first]) + u16(id) + u16(offset) + u16(gso) + folded
 
 
 def fragment_frame(id, offset, total, chunk, partial=False):
@@ -265,6 +294,55 @@ def health_frame(r):
     fields = ("received", "lost", "lost_first", "congestion_marks", "queueing_delay")
     body = b"".join(u32(r[f]) for f in fields) + u16(r["reordering"]) + u32(r["received_later"])
     return frame(4, body)
+
+
+# --- Section 9: folded headers -----------------------------------------------------------------
+
+
+def left_out(packet, at, is_slice, df):
+    """The positions of the bytes that a folded packet leaves out, in order."""
+    if at is None:
+        return []
+    if packet[at] >> 4 == 4:
+        places = [2, 3] + ([6, 7] if df else []) + ([9] if is_slice else []) + [10, 11]
+        tcp_at = (packet[at] & 15) * 4
+    else:
+        places = [4, 5] + ([6] if is_slice else [])
+        tcp_at = 40
+    if is_slice:
+        places += [tcp_at + 16 + i for i in range(4)]
+    return [at + place for place in places]
+
+
+def fold(packet, at, is_slice):
+    """Whether the packet has DF, and the packet without what the receiver computes."""
+    df = at is not None and packet[at] >> 4 == 4 and packet[at + 6 : at + 8] == b"\x40\0"
+    places = left_out(packet, at, is_slice, df)
+    cut = len(packet) - len(places)
+    folded, tail = bytearray(packet[:cut]), packet[cut:]
+    for place, byte in zip(places, tail):
+        folded[place] = byte
+    return df, bytes(folded)
+
+
+def unfold(folded, at, is_slice, df):
+    places = left_out(folded, at, is_slice, df)
+    packet = bytearray(folded + bytes(folded[place] for place in places))
+    for place in places:
+        packet[place] = 0
+    if at is None:
+        return bytes(packet)
+    v4 = packet[at] >> 4 == 4
+    if v4 and df:
+        packet[at + 6] = 0x40
+    if is_slice:
+        packet[at + (9 if v4 else 6)] = 6
+    elif v4:
+        packet[at + 2 : at + 4] = be16(len(packet) - at)
+        packet[at + 10 : at + 12] = be16(checksum(bytes(packet[at : at + 20])) ^ 0xFFFF)
+    else:
+        packet[at + 4 : at + 6] = be16(len(packet) - at - 40)
+    return bytes(packet)
 
 
 # --- Inner packets -----------------------------------------------------------------------------
@@ -394,7 +472,7 @@ def run_write(slices):
     flags = header[n + 13]
     if offset:
         flags &= ~0x80
-    if offset + len(payload) < first["total"]:
+    if not slices[-1]["ends"]:
         flags &= ~0x09
     header = put(header, n + 13, bytes([flags]))
     header = put(header, n + 16, be16(pseudo(header + payload)))
@@ -406,9 +484,15 @@ def run_write(slices):
     return head + header + payload
 
 
-def parse_frames(plaintext):
+def parse_frames(plaintext, link):
     at = 3
     while at < len(plaintext) and plaintext[at] & 15:
+        kind, flags = plaintext[at] & 15, plaintext[at] >> 4
+        if kind in (1, 2) and flags & 8:
+            fields = 6 if kind == 2 else 0
+            body, folded = plaintext[at + 1 : at + 1 + fields], plaintext[at + 1 + fields :]
+            yield kind, flags, body + unfold(folded, link(folded), kind == 2, bool(flags & 4))
+            return
         (length,) = struct.unpack_from("<H", plaintext, at + 1)
         yield plaintext[at] & 15, plaintext[at] >> 4, plaintext[at + 3 : at + 3 + length]
         at += 3 + length
@@ -427,20 +511,20 @@ def receive(plaintexts, link=no_link):
             run.clear()
 
     for plaintext in plaintexts:
-        for kind, flags, body in parse_frames(plaintext):
+        for kind, flags, body in parse_frames(plaintext, link):
             if kind == 1:
                 flush()
                 writes.append(any_write(body, bool(flags & 1), link))
             elif kind == 2:
-                id, offset, total, gso = struct.unpack_from("<HHHH", body)
-                at = link(body[8:])
-                n = at + ip_header_len(body[8 + at :])
-                n += (body[8 + n + 12] >> 4) * 4
-                s = {"id": id, "offset": offset, "total": total, "gso": gso, "ecn": bool(flags & 2)}
-                s["header"], s["chunk"] = body[8 : 8 + n], body[8 + n :]
+                id, offset, gso = struct.unpack_from("<HHH", body)
+                at = link(body[6:])
+                n = at + ip_header_len(body[6 + at :])
+                n += (body[6 + n + 12] >> 4) * 4
+                s = {"id": id, "offset": offset, "ends": bool(flags & 1), "gso": gso, "ecn": bool(flags & 2)}
+                s["header"], s["chunk"] = body[6 : 6 + n], body[6 + n :]
                 if run:
                     last = run[-1]
-                    joins = last["id"] == id and last["total"] == total
+                    joins = last["id"] == id and not last["ends"]
                     joins &= last["offset"] + len(last["chunk"]) == offset
                     if not joins or len(run) == 64:
                         flush()
@@ -465,12 +549,12 @@ class Packer:
 
     def __init__(self, size, time, first_id, link=no_link):
         self.size, self.time, self.id, self.link = size, time, first_id, link
-        self.open, self.ecn = b"", 0
+        self.open, self.ecn, self.complete = b"", 0, False
         self.records = []  # (outer ECN, plaintext)
         self.run = None  # [ecn, segment size, datagrams, still open]
 
     def left(self):
-        return self.size - 16 - 16 - 3 - len(self.open)
+        return 0 if self.complete else self.size - 8 - 16 - 3 - len(self.open)
 
     def run_goes_on(self):
         run = self.run
@@ -478,15 +562,15 @@ class Packer:
 
     def close(self, more):
         if self.open:
-            length = 35 + len(self.open)
-            if more and self.run_goes_on():
+            length = 27 + len(self.open)
+            if more and not self.complete and self.run_goes_on():
                 short = self.run[1] - length
                 if 0 < short <= 400 and self.run[1] <= self.size:
                     self.open += bytes(short)
             self.seal()
 
     def seal(self):
-        length = 35 + len(self.open)
+        length = 27 + len(self.open)
         if self.run_goes_on() and length <= self.run[1]:
             position = self.run[2]
             self.run[2] += 1
@@ -494,7 +578,7 @@ class Packer:
         else:
             position, self.run = 0, [self.ecn, length, 1, True]
         self.records.append((self.ecn, stamp(position, self.time) + self.open))
-        self.open = b""
+        self.open, self.complete = b"", False
 
     def read(self, read):
         flags, gso_type, _, gso, _, _ = struct.unpack_from("<BBHHHH", read)
@@ -511,16 +595,27 @@ class Packer:
             n = at + ip_header_len(inner)
             n += (packet[n + 12] >> 4) * 4
             self.slices(packet[:n], packet[n:], gso, bool(gso_type & 0x80))
-        elif 3 + len(packet) > self.size - 35:
-            self.fragments(packet, partial)
         else:
-            if 3 + len(packet) > self.left():
+            self.whole(packet, partial, at)
+
+    def whole(self, packet, partial, at):
+        ordinary, last = packet_frame(packet, partial), last_packet(packet, partial, at)
+        if len(ordinary) <= self.size - 27:
+            if len(ordinary) > self.left():
                 self.close(True)
-            self.open += packet_frame(packet, partial)
+            self.open += ordinary
+        elif len(last) <= self.size - 27:
+            if len(last) > self.left():
+                self.close(True)
+            self.open, self.complete = self.open + last, True
+        else:
+            self.fragments(packet, partial)
 
     def slices(self, header, payload, gso, ecn):
-        fixed = 11 + len(header)
-        records = -(-len(payload) // (self.size - 35 - fixed))
+        at = self.link(header)
+        fixed = 9 + len(header)
+        saved = 9 + len(header) + 256 - len(last_slice(0, 0, False, gso, header, bytes(256), at=at))
+        records = -(-len(payload) // (self.size - 27 - fixed + saved))
         if records <= 64 and self.run_goes_on():
             run = self.run
             if run[2] + records > 64 or (run[2] + records) * run[1] > 65487:
@@ -528,10 +623,15 @@ class Packer:
         offset = 0
         while offset < len(payload):
             rest = len(payload) - offset
-            if self.left() < fixed + min(rest, 256):
+            saves = saved if rest >= 256 else 0
+            if self.left() + saves < fixed + min(rest, 256):
                 self.close(True)
-            chunk = payload[offset : offset + min(rest, self.left() - fixed)]
-            self.open += slice_frame(self.id, offset, len(payload), gso, header, chunk, ecn)
+            chunk = payload[offset : offset + min(rest, self.left() + saves - fixed)]
+            parts = (self.id, offset, len(chunk) == rest, gso, header, chunk, ecn)
+            if fixed + len(chunk) <= self.left():
+                self.open += slice_frame(*parts)
+            else:
+                self.open, self.complete = self.open + last_slice(*parts, at=at), True
             offset += len(chunk)
         self.id += 1
 
@@ -613,7 +713,7 @@ def health_report(arrivals):
 I4, R4, I6, R6 = "10.7.0.1", "10.7.0.2", "fd07::1", "fd07::2"
 S_I, S_R, E_I, E_R, PSK, R_SECRET = (blake(b"seikan vector " + n) for n in
     (b"static initiator", b"static responder", b"ephemeral initiator", b"ephemeral responder", b"psk", b"cookie secret"))
-INDEX_I, INDEX_R = 0x11223344, 0xA1B2C3D4
+INDEX_I, INDEX_R = 0x223344, 0xB2C3D4
 WALL = (1_800_000_000, 123_456_789)
 
 
@@ -668,8 +768,15 @@ def record_vectors():
     header = ip_packet(I4, R4, 6, tcp(0, 0x10), partial=True)
     chunk = payload_bytes(100)
 
-    def slice_of(id=1, offset=0, total=100, gso=256, header=header, chunk=chunk):
-        return slice_frame(id, offset, total, gso, header, chunk)
+    def slice_of(id=1, offset=0, ends=True, gso=256, header=header, chunk=chunk):
+        return slice_frame(id, offset, ends, gso, header, chunk)
+
+    header6 = ip_packet(I6, R6, 6, tcp(0, 0x18, options=bytes([1, 1, 8, 10]) + bytes(8)), partial=True)
+    run4 = {"header": header, "offset": 0, "ends": True, "gso": 256, "chunk": chunk, "ecn": False}
+    run6 = {"header": header6, "offset": 512, "ends": False, "gso": 256, "chunk": payload_bytes(300), "ecn": False}
+    unset = put(put(header, 6, bytes(2)), 10, bytes(2))
+    routed = put(small, 6, bytes(2))
+    routed = put(put(routed, 10, bytes(2)), 10, be16(checksum(put(routed, 10, bytes(2))[:20]) ^ 0xFFFF))
 
     split = ip_packet(I4, R4, 17, udp(300))
     icmp = ip_packet(I4, R4, 1, bytes(280))
@@ -685,7 +792,7 @@ def record_vectors():
         ("padding ends the record", bytes([0xF0]) + packet_frame(small), {}),
         ("health", health_frame(REPORT), {"report": REPORT}),
         ("health, longer", frame(4, health_frame(REPORT)[3:] + b"more"), {"report": REPORT}),
-        ("probe of 1472 bytes", frame(5, u16(0x0102)) + bytes(1472 - 35 - 5),
+        ("probe of 1472 bytes", frame(5, u16(0x0102)) + bytes(1472 - 27 - 5),
          {"answer": frame(6, u16(0x0102) + u16(1472))}),
         ("probe acknowledgement of a probe that was not sent", frame(6, u16(9) + u16(1472)), {}),
         ("ports of a symmetric NAT", ports_frame(256, "198.51.100.7", "2001:db8::7"), {}),
@@ -717,21 +824,39 @@ def record_vectors():
         ("fragment beyond the packet", fragment_frame(1, 8, 10, b"abc"), {"drops": bad}),
         ("fragment below the least chunk that is not the last", fragment_frame(1, 0, 1000, bytes(255)), {"drops": bad}),
         ("two probes in a record", frame(5, u16(7)) + frame(5, u16(8)),
-         {"answer": frame(6, u16(7) + u16(45)), "drops": bad}),
+         {"answer": frame(6, u16(7) + u16(37)), "drops": bad}),
         ("slice without chunk", slice_of(chunk=b""), {"drops": bad}),
         ("slice with gso 0", slice_of(gso=0), {"drops": bad}),
         ("slice with gso below the least chunk", slice_of(gso=255), {"drops": bad}),
-        ("slice below the least chunk that is not the last", slice_of(total=1000, chunk=bytes(255)), {"drops": bad}),
-        ("slice beyond the payload", slice_of(offset=1), {"drops": bad}),
+        ("slice below the least chunk that is not the last", slice_of(ends=False, chunk=bytes(255)), {"drops": bad}),
         ("slice of UDP", slice_of(header=put(header, 9, b"\x11")), {"drops": bad}),
         ("slice of an IP fragment", slice_of(header=fragmented), {"drops": bad}),
-        ("slice that would be too large a packet", slice_of(total=65_500, chunk=bytes(300)), {"drops": bad}),
-        ("slice with headers cut off", frame(2, bytes(8) + header[:39]), {"drops": bad}),
-        ("slice shorter than its fields", frame(2, bytes(7)), {"drops": bad}),
+        ("slice that would be too large a packet", slice_of(offset=65_300, chunk=bytes(300)), {"drops": bad}),
+        ("slice with headers cut off", frame(2, bytes(6) + header[:39]), {"drops": bad}),
+        ("slice shorter than its fields", frame(2, bytes(5)), {"drops": bad}),
         ("ECT(1) over ECT(0)", packet_frame(ect0), {"outer_ecn": 1, "writes": [plain_write(ect1)]}),
         ("ECT(1) over CE", packet_frame(ce), {"outer_ecn": 1, "writes": [plain_write(ce)]}),
         ("ECT(0) over ECT(1)", packet_frame(ect1), {"outer_ecn": 2, "writes": [plain_write(ect1)]}),
         ("ECT(1) over Not-ECT", packet_frame(small), {"outer_ecn": 1, "writes": [plain_write(small)]}),
+        ("packet, then the last one", packet_frame(other, True) + last_packet(small),
+         {"writes": [plain_write(other, True), plain_write(small)]}),
+        ("last packet over IPv6, partial checksum", last_packet(other, True), {"writes": [plain_write(other, True)]}),
+        ("last packet without DF", last_packet(routed), {"writes": [plain_write(routed)]}),
+        ("last packet, CE over ECT(0)", last_packet(ect0), {"outer_ecn": 3, "writes": [plain_write(ce)]}),
+        ("last slice", last_slice(1, 0, True, 256, header, chunk), {"writes": [run_write([run4])]}),
+        ("last slice without DF", last_slice(1, 0, True, 256, unset, chunk),
+         {"writes": [run_write([run4 | {"header": unset}])]}),
+        ("last slice over IPv6 that does not end the super-packet",
+         last_slice(1, 512, False, 256, header6, run6["chunk"]), {"writes": [run_write([run6])]}),
+        ("last packet shorter than a header of IPv4", b"\xc1" + small[:19], {"drops": {"not_ip": 1}}),
+        ("last packet shorter than a header of IPv6", b"\x81" + other[:39], {"drops": {"not_ip": 1}}),
+        ("last packet of nothing", b"\x81", {"drops": {"not_ip": 1}}),
+        ("last packet with a header longer than itself", put(last_packet(small), 1, b"\x4f"), {"drops": {"not_ip": 1}}),
+        ("last slice shorter than its fields", b"\xc2" + bytes(5), {"drops": bad}),
+        ("last slice with headers cut off", b"\xd2" + bytes(6) + header[:39], {"drops": bad}),
+        ("last slice below the least chunk that is not the last", last_slice(1, 0, False, 256, header, bytes(255)),
+         {"drops": bad}),
+        ("last slice of IPv4 with a header of 16 bytes", b"\xd2" + bytes(6) + b"\x44" + header[1:] + chunk, {"drops": bad}),
     ]
     return numbered(cases)
 
@@ -754,11 +879,10 @@ def rejected_datagrams(cipher, key, records):
     rejected = [
         ("replayed", good, "replayed"),
         ("tag altered", put(fresh, len(fresh) - 1, bytes([fresh[-1] ^ 1])), "bad_tag"),
-        ("counter altered", put(fresh, 8, struct.pack("<Q", next + 1)), "bad_tag"),
-        ("another index", put(fresh, 4, u32(INDEX_R ^ 0x80000000)), "unknown_index"),
-        ("reserved byte set", put(fresh, 2, b"\1"), "truncated"),
-        ("31 bytes", fresh[:31], "truncated"),
-        ("counter beyond the last", seal(cipher, key, INDEX_R, 2**64 - 2**13 - 1, stamp(0, 0)), "key_expired"),
+        ("counter altered", put(fresh, 4, u32(next + 1)), "bad_tag"),
+        ("another index", put(fresh, 1, u24(INDEX_R ^ 0x800000)), "unknown_index"),
+        ("23 bytes", fresh[:23], "truncated"),
+        ("counter 2^32 ahead", seal(cipher, key, INDEX_R, 2**32 + next, stamp(0, 0)), "bad_tag"),
         ("type of WireGuard", put(fresh, 0, b"\4"), "unknown_type"),
     ]
     return [{"name": n, "datagram": d, "reason": r} for n, d, r in rejected]
@@ -769,18 +893,22 @@ def batch_vectors():
     options = bytes([1, 1, 8, 10]) + bytes(8)
     two = ip_packet(I4, R4, 6, tcp(2000, 0x99), id=0xFFFF, partial=True)
     four = ip_packet(I6, R6, 6, tcp(4000, 0x18, options=options), ecn=2, partial=True)
+    equal = ip_packet(I4, R4, 6, tcp(3 * 1157, 0x18, options=options), partial=True)
     large = ip_packet(I4, R4, 17, udp(2000))
     tcp_packet = ip_packet(I4, R4, 6, tcp(400, 0x18, ports=(1, 2)), partial=True)
     packets = [ip_packet(I4, R4, 17, udp(n, (3000 + n, 53)), ecn=e) for n, e in ((100, 0), (500, 0), (700, 0), (50, 1), (60, 1))]
+    full = [ip_packet(I4, R4, 17, udp(1182)), ip_packet(I6, R6, 17, udp(1158)), ip_packet(I4, R4, 17, udp(1183))]
     falling = [ip_packet(I4, R4, 17, udp(n, (3000 + n, 53))) for n in (1100, 1000, 900)]
     cases = [
         ("IPv4 super-packet in two slices", [vnet(1, 0x81, 40, 900, 20, 16) + two], [[0, 1], [0], [1]]),
         ("IPv6 super-packet in four slices", [vnet(1, 4, 72, 1348, 40, 16) + four],
          [[0, 1, 2, 3], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2], [1, 3], [0, 2, 1, 3]]),
+        ("segments of which each fills a record", [vnet(1, 1, 52, 1157, 20, 16) + equal], [[0, 1, 2], [0, 2]]),
         ("fragments", [vnet() + large], [[0, 1], [1, 0], [0]]),
         ("small packets, one with a partial checksum, two markings",
          [vnet() + p for p in packets] + [vnet(1, 0, 0, 0, 20, 16) + tcp_packet], None),
         ("padding keeps the batch going", [vnet() + p for p in falling], None),
+        ("the longest packets that one record takes, and a longer one", [vnet() + p for p in full], None),
         ("slices of one super-packet and the next share a record",
          [vnet(1, 0x81, 40, 900, 20, 16) + two, vnet(1, 1, 40, 900, 20, 16) + put(two, 22, be16(81))], None),
     ]
@@ -823,7 +951,7 @@ def ethernet_record_vectors():
     llc = bytes.fromhex("0180c2000000") + MAC_I + be16(38) + payload_bytes(46)
     header = head + TAG + IPV4 + ip_packet(I4, R4, 6, tcp(0, 0x10), partial=True)
     chunk = payload_bytes(100)
-    run = run_write([{"header": header[18:], "offset": 0, "gso": 256, "chunk": chunk, "total": 100, "ecn": False}])
+    run = run_write([{"header": header[18:], "offset": 0, "gso": 256, "chunk": chunk, "ends": True, "ecn": False}])
     split = head + TAG + ARP + payload_bytes(300)
     stranger = ip_packet("10.7.0.9", R4, 17, udp(20))
 
@@ -844,8 +972,12 @@ def ethernet_record_vectors():
              writes=[any_write(head + IPV4 + small, False, ethernet_link)]),
         case("IP behind three tags counts as any type", head + TAG * 3 + IPV4 + small,
              writes=[vnet() + head + TAG * 3 + IPV4 + small]),
-        ("slice", slice_frame(1, 0, 100, 256, header, chunk), {"writes": [framed(run, header[:18])]}),
-        ("slice of a frame without IP", slice_frame(1, 0, 100, 256, head + ARP + bytes(60), chunk), {"drops": bad}),
+        ("slice", slice_frame(1, 0, True, 256, header, chunk), {"writes": [framed(run, header[:18])]}),
+        ("slice of a frame without IP", slice_frame(1, 0, True, 256, head + ARP + bytes(60), chunk), {"drops": bad}),
+        ("last slice", last_slice(1, 0, True, 256, header, chunk, at=18), {"writes": [framed(run, header[:18])]}),
+        ("last slice of a frame without IP", b"\xd2" + bytes(4) + u16(256) + head + ARP + bytes(160), {"drops": bad}),
+        ("last packet", last_packet(head + IPV4 + small, at=14), {"writes": [any_write(head + IPV4 + small, False, ethernet_link)]}),
+        ("last packet without IP", last_packet(arp, at=None), {"writes": [vnet() + arp]}),
         ("fragment, last of two", fragment_frame(7, 256, len(split), split[256:]), {}),
         ("fragment, first of two", fragment_frame(7, 0, len(split), split[:256]), {"writes": [vnet() + split]}),
         ("CE over ECT(0)", packet_frame(head + IPV4 + ect0),
@@ -903,6 +1035,7 @@ def rejected_handshakes():
         ("147 bytes", remac(bytes([0x11, 0, 0, 0]) + bytes(143)), "truncated"),
         ("more than 256 bytes of payload", initiation(bytes(257)), "truncated"),
         ("reserved byte set", remac(put(good, 1, b"\1")), "unknown_type"),
+        ("sender index of 25 bits", remac(put(good, 4, u32(1 << 24))), "unknown_type"),
         ("sealed static altered", remac(put(good, 40, bytes([good[40] ^ 1]))), "bad_handshake"),
         ("ephemeral of low order", remac(put(good, 8, bytes(32))), "bad_handshake"),
         ("a key that is no peer's", initiation(s_i=PSK), "unknown_peer"),
@@ -927,7 +1060,7 @@ def rejected_responses():
 
     cases = [
         ("another pre-shared key", response(choice, PSK), "bad_handshake"),
-        ("another index", response(choice, receiver=INDEX_I ^ 0x80000000), "unknown_index"),
+        ("another index", response(choice, receiver=INDEX_I ^ 0x800000), "unknown_index"),
         ("two ciphers chosen", response(capabilities([AES, CHACHA])), "unsupported_capability"),
         ("a newer version", response(capabilities([AES], version=2)), "unsupported_capability"),
         ("Ethernet frames chosen", response(capabilities([AES], ethernet=True)), "unsupported_capability"),
@@ -1061,6 +1194,13 @@ def parity_vectors():
     return out
 
 
+def counter_vectors():
+    """Counters by their low 32 bits, after the greatest one received."""
+    cases = [(None, 0), (None, 7), (10, 3), (10, 11), (2**32 - 2, 2**32 - 1), (2**32 - 1, 0), (2**32 - 1, 2**32 - 9),
+             (2**32 + 5, 2**32 - 1), (2**32 + 5, 4), (7 * 2**32, 2**31), (7 * 2**32, 2**31 + 5), (2**40 + 99, 50)]
+    return [{"greatest": g, "low": low, "counter": whole_counter(g, low)} for g, low in cases]
+
+
 def self_check():
     """This implementation against published vectors: RFC 7748 6.1, draft-irtf-cfrg-xchacha 2.2.1, Noise."""
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
@@ -1108,6 +1248,7 @@ def vectors():
         "path_mtu": path_vectors(),
         "health": health_vector(),
         "parity": parity_vectors(),
+        "counters": counter_vectors(),
     }
 
 

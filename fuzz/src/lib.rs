@@ -19,7 +19,7 @@ use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
+use seikan_wire::message::{RecordHeader, TAG_LEN};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -118,8 +118,8 @@ impl Work {
             self.bytes_out <= 3 * self.bytes_in + due,
             "{what}: {self:?}"
         );
-        // Every frame has three bytes, and a packet of its own also has a header: at least that of
-        // Ethernet, 14 bytes.
+        // Every frame but the last has three bytes, and a packet of its own also has a header: at
+        // least that of Ethernet, 14 bytes.
         let frames = bytes / 3 + self.datagrams_in as u64;
         assert!(self.looked_at <= frames, "{what}: {self:?}");
         assert!(self.packets * 17 <= bytes, "{what}: {self:?}");
@@ -273,14 +273,16 @@ impl Peer {
     pub fn answer_probes(&mut self, at: SocketAddr) {
         let outgoing = std::mem::take(&mut self.outgoing);
         for (to, mut datagram) in outgoing.into_iter().filter(|(to, _)| *to == at) {
-            let Some(header) = DataHeader::read(&datagram) else {
+            let Some(header) = RecordHeader::read(&datagram) else {
                 continue;
             };
             let size = datagram.len() as u16;
-            let Ok(plaintext) = self.session.open(&header, &mut datagram) else {
+            let counter = self.session.whole_counter(header.counter);
+            let sealed = &mut datagram[self.protocol.data_header_len()..];
+            let Ok(length) = self.session.open(counter, sealed) else {
                 continue;
             };
-            if let [_, _, _, 5, 2, 0, a, b, ..] = datagram[plaintext] {
+            if let [_, _, _, 5, 2, 0, a, b, ..] = sealed[..length] {
                 let [c, d] = size.to_le_bytes();
                 let answer = self.seal(&[0, 0, 0, 6, 4, 0, a, b, c, d]);
                 self.deliver_from(to, answer);
@@ -318,9 +320,10 @@ impl Peer {
 
     /// Seals `plaintext` under the session.
     pub fn seal(&mut self, plaintext: &[u8]) -> Vec<u8> {
-        let mut message = vec![0; DATA_HEADER_LEN + plaintext.len() + TAG_LEN];
-        message[DATA_HEADER_LEN..][..plaintext.len()].copy_from_slice(plaintext);
-        self.session.seal(self.protocol.data_type(), &mut message);
+        let header = self.protocol.data_header_len();
+        let mut message = vec![0; header + plaintext.len() + TAG_LEN];
+        message[header..][..plaintext.len()].copy_from_slice(plaintext);
+        self.session.seal(self.protocol, &mut message);
         message
     }
 

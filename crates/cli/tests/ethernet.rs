@@ -151,12 +151,12 @@ fn two_hosts_exchange_frames_and_whole_super_packets() {
             let status = world.status(host);
             assert_eq!(status["interface"]["mode"], "ethernet");
             let link = host.netlink.link(&host.interface).expect("link");
-            // 1420 bytes, as in IP mode, with the Ethernet header.
-            assert_eq!((link.mtu, link.hardware_type), (1406, 1));
+            // 1444 bytes, as in IP mode, with the Ethernet header.
+            assert_eq!((link.mtu, link.hardware_type), (1430, 1));
         }
         let shown = world.run(&world.left, &["status", &world.left.interface]);
         assert!(String::from_utf8_lossy(&shown.stdout).contains("mode: ethernet"));
-        pings(&world.left.namespace, "10.80.0.2", 1406 - 28);
+        pings(&world.left.namespace, "10.80.0.2", 1430 - 28);
         let [before, _] = packets(world, &world.left);
         let bytes = stream(&world.left.namespace, &world.right.namespace, "10.80.0.2");
         assert!(bytes > 1_000_000, "{bytes}");

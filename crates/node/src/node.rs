@@ -28,15 +28,19 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use tracing::{debug, info};
 
-/// MTU of the TUN device unless configured: a 1500-byte path less WireGuard's largest overhead.
-pub const DEFAULT_MTU: u32 = 1420;
+/// MTU of a WireGuard tunnel unless configured: a 1500-byte path less WireGuard's largest overhead.
+pub const WIREGUARD_MTU: u32 = 1420;
+/// MTU of a native tunnel unless configured. On a 1500-byte path over IPv4, one datagram carries a full TCP
+/// segment also while parity needs its room, and a full packet of any protocol otherwise. Smaller paths need no
+/// other value: the MSS of TCP follows them, and longer packets go in two datagrams.
+pub const NATIVE_MTU: u32 = 1444;
 /// Size of the send buffer: twice a read batch, with headers and tags.
 const OUTBOX_BYTES: usize = 2 << 20;
 
 /// Maximum bytes of a super-packet: 44 records on a 1500-byte path, the most that one GSO send holds, carry 44
-/// x 1377 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
+/// x 1392 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
 /// limit for headers.
-const GSO_MAX_SIZE: u32 = 44 * 1377 + 320;
+const GSO_MAX_SIZE: u32 = 44 * 1392 + 320;
 /// The same for Ethernet frames, whose headers each record repeats.
 const GSO_MAX_SIZE_ETHERNET: u32 = GSO_MAX_SIZE - 44 * ethernet::HEADER_LEN as u32;
 /// The kernel's default (`GSO_LEGACY_MAX_SIZE`).
@@ -147,7 +151,7 @@ impl Node {
 
     /// Creates sockets and peers, for a device that exists.
     pub fn with_device(config: &Config, tun: Tun) -> Result<Node, NodeError> {
-        let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
+        let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
         if config.gateway.is_none() && config.mode == Mode::Ip {
             limit_super_packets(&tun, GSO_MAX_SIZE);
         }
@@ -327,11 +331,19 @@ impl Node {
     }
 }
 
+/// Returns the MTU of a tunnel of IP packets unless configured.
+pub(crate) fn default_mtu(protocol: seikan_config::Protocol) -> u32 {
+    match protocol {
+        seikan_config::Protocol::Wireguard => WIREGUARD_MTU,
+        seikan_config::Protocol::Native => NATIVE_MTU,
+    }
+}
+
 /// Returns the options of the device of a configuration.
 pub(crate) fn tun_options(config: &Config) -> TunOptions {
     TunOptions {
         name: config.name.to_string(),
-        mtu: config.mtu.unwrap_or(DEFAULT_MTU),
+        mtu: config.mtu.unwrap_or(default_mtu(config.protocol)),
         queues: 1,
         offload: config.offload,
     }

@@ -23,7 +23,7 @@ use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
 use crate::monitor::{self, Leaving, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
-use crate::node::{DEFAULT_MTU, Node, NodeError, tun_options};
+use crate::node::{Node, NodeError, WIREGUARD_MTU, default_mtu, tun_options};
 use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
@@ -262,7 +262,7 @@ fn unconfigured(name: InterfaceName) -> Config {
         private_key: PrivateKey::generate(&mut SystemRandom),
         listen_port: None,
         addresses: Vec::new(),
-        mtu: Some(DEFAULT_MTU),
+        mtu: Some(WIREGUARD_MTU),
         dns: Vec::new(),
         dns_search: Vec::new(),
         table: Table::Off,
@@ -526,7 +526,7 @@ impl Work<'_> {
         let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
             return Ok(());
         };
-        let mtu = config.mtu.unwrap_or(crate::node::DEFAULT_MTU);
+        let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
         let identity = node.tunnel.identity();
         let gateway = GatewayNode::open(config, settings, identity, mtu, &self.netlink)?;
         node.gateway = Some(gateway);

@@ -99,7 +99,7 @@ pub const MAX_PAYLOAD_LEN: usize = 256;
 pub const SENDER_INDEX_OFFSET: usize = 4;
 /// Offset of the receiver's index in a response.
 pub const RESPONSE_RECEIVER_OFFSET: usize = 8;
-/// Offset of the receiver's index in a cookie reply and in transport data.
+/// Offset of the receiver's index in a cookie reply.
 pub const RECEIVER_INDEX_OFFSET: usize = 4;
 /// Offset of the Noise message in an initiation: type, reserved, sender.
 pub const INITIATION_NOISE_OFFSET: usize = 8;

@@ -54,8 +54,8 @@ enum Growth {
     Closed,
     /// By segments or datagrams of `flow`.
     Segments(Transport),
-    /// By the slice of super-packet `id` that starts at `next`.
-    Slices { id: u16, next: usize, total: usize },
+    /// By the slice of super-packet `id` that starts at `next`, unless that is where it `ended`.
+    Slices { id: u16, next: usize, ended: bool },
 }
 
 /// One packet or super-packet for the TUN device.
@@ -163,8 +163,8 @@ pub struct Slice {
     pub id: u16,
     /// Payload bytes before this slice.
     pub offset: usize,
-    /// Total payload bytes.
-    pub total: usize,
+    /// The super-packet ends with this slice.
+    pub ends: bool,
     /// Payload bytes per segment.
     pub gso_size: usize,
     /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
@@ -184,7 +184,7 @@ impl Slice {
     /// to the segments of the whole.
     pub fn segments(&self) -> u64 {
         let end = self.offset + self.chunk.len();
-        let tail = end == self.total && !self.total.is_multiple_of(self.gso_size);
+        let tail = self.ends && !end.is_multiple_of(self.gso_size);
         (end / self.gso_size - self.offset / self.gso_size + usize::from(tail)) as u64
     }
 }
@@ -281,7 +281,7 @@ impl Inbox {
     pub fn slice(&mut self, arena: &[u8], slice: &Slice, peer: PeerId) {
         let length = slice.chunk.len();
         if let Some(write) = self.writes[self.finished..self.live].last_mut()
-            && write.growth == (Growth::Slices { id: slice.id, next: slice.offset, total: slice.total })
+            && write.growth == (Growth::Slices { id: slice.id, next: slice.offset, ended: false })
             && write.peer == peer
             && write.pieces.len() < MAX_PIECES
             && write.header_len == slice.header.len()
@@ -292,7 +292,7 @@ impl Inbox {
             write.growth = Growth::Slices {
                 id: slice.id,
                 next: slice.offset + length,
-                total: slice.total,
+                ended: slice.ends,
             };
             write.payload += length;
             write.packets += slice.segments();
@@ -310,7 +310,7 @@ impl Inbox {
         write.growth = Growth::Slices {
             id: slice.id,
             next: slice.offset + length,
-            total: slice.total,
+            ended: slice.ends,
         };
         write.ip_at = slice.ip_at;
         write.header_len = slice.header.len();
@@ -360,7 +360,7 @@ impl Inbox {
     pub fn finish(&mut self, arena: &[u8]) {
         for write in &mut self.writes[self.finished..self.live] {
             match write.growth {
-                Growth::Slices { next, total, .. } => write.finish_slices(next == total),
+                Growth::Slices { ended, .. } => write.finish_slices(ended),
                 _ if write.packets > 1 => write.finish_segments(arena),
                 _ => {}
             }

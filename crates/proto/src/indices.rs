@@ -23,24 +23,29 @@ pub struct TableFull {
     pub capacity: usize,
 }
 
-/// Random 32-bit indices and their values, such as a peer and one of its sessions.
+/// Random indices and their values, such as a peer and one of its sessions.
 #[derive(Clone, Debug)]
 pub struct IndexTable<T> {
     slots: Vec<Option<(u32, T)>>,
     len: usize,
     capacity: usize,
+    /// Bits of an index.
+    mask: u32,
 }
 
 impl<T> IndexTable<T> {
-    /// Creates a table for at most `capacity` entries, up to 2^30. It grows as it fills.
-    pub fn with_capacity(capacity: usize) -> Self {
+    /// Creates a table for at most `capacity` entries, with indices up to `mask`, which is one less
+    /// than a power of two. It grows as it fills, and is never more than half full: the capacity is
+    /// at most a quarter of the indices.
+    pub fn new(capacity: usize, mask: u32) -> Self {
         let slots = std::iter::repeat_with(|| None)
             .take(INITIAL_SLOTS)
             .collect();
         IndexTable {
             slots,
             len: 0,
-            capacity: capacity.min(1 << 30),
+            capacity: capacity.min(mask as usize / 4),
+            mask,
         }
     }
 
@@ -56,7 +61,7 @@ impl<T> IndexTable<T> {
             self.grow();
         }
         loop {
-            let index = rng.next_u32();
+            let index = rng.next_u32() & self.mask;
             let slot = self.slot(index);
             if self.slots[slot].is_none() {
                 self.slots[slot] = Some((index, value));
@@ -146,14 +151,14 @@ mod tests {
                 .flat_map(|i| i.to_le_bytes())
                 .collect(),
         );
-        let mut table = IndexTable::with_capacity(100);
+        let mut table = IndexTable::new(100, u32::MAX);
         assert_eq!(table.insert('a', &mut rng), Ok(5));
         assert_eq!(table.insert('b', &mut rng), Ok(6));
     }
 
     #[test]
     fn an_index_that_only_shares_a_slot_finds_nothing() {
-        let mut table = IndexTable::with_capacity(100);
+        let mut table = IndexTable::new(100, u32::MAX);
         table
             .insert('a', &mut Scripted(5u32.to_le_bytes().to_vec()))
             .unwrap();
@@ -164,8 +169,16 @@ mod tests {
     }
 
     #[test]
+    fn indices_have_the_bits_of_the_mask() {
+        let mut table = IndexTable::new(100, 0xff_ffff);
+        let mut rng = Scripted(0xffee_ddccu32.to_le_bytes().to_vec());
+        assert_eq!(table.insert('a', &mut rng), Ok(0xee_ddcc));
+        assert_eq!(table.get(0xffee_ddcc), None);
+    }
+
+    #[test]
     fn the_table_is_bounded() {
-        let mut table = IndexTable::with_capacity(1000);
+        let mut table = IndexTable::new(1000, u32::MAX);
         let mut rng = Seeded::new(1);
         let indexes: Vec<u32> = (0..1000)
             .map(|i| table.insert(i, &mut rng).unwrap())
@@ -179,7 +192,7 @@ mod tests {
         #[test]
         fn agrees_with_a_map(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>()), 1..300)) {
             let mut rng = Seeded::new(7);
-            let mut table = IndexTable::with_capacity(1 << 16);
+            let mut table = IndexTable::new(1 << 16, (1 << 24) - 1);
             let mut model = BTreeMap::new();
             for (number, (step, choice)) in steps.into_iter().enumerate() {
                 if step < 2 || model.is_empty() {

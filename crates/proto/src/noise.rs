@@ -66,6 +66,12 @@ pub enum HandshakeError {
         /// The receiver index in the message.
         found: u32,
     },
+    /// The sender's index has more bits than the protocol's data messages.
+    #[error("sender index {found:#x} has too many bits")]
+    SenderIndex {
+        /// The sender index in the message.
+        found: u32,
+    },
     /// The AEAD does not verify: the message was altered, is for another key, or uses another
     /// preshared key.
     #[error(
@@ -220,13 +226,14 @@ impl Initiator {
         if self.state.is_handshake_finished() {
             return Err(HandshakeError::AlreadyComplete);
         }
+        let sender = sender_index(message, protocol)?;
         let mut payload = [0; MAX_PAYLOAD_LEN];
         let noise = &message[RESPONSE_NOISE_OFFSET..message.len() - MACS_LEN];
         let len = self.state.read_message(noise, &mut payload)?;
         Ok(established(
             &mut self.state,
             self.local_index,
-            get_u32(message, SENDER_INDEX_OFFSET),
+            sender,
             payload[..len].to_vec(),
         ))
     }
@@ -256,6 +263,7 @@ pub fn consume_initiation(
     if !mac::verify_mac1(identity.mac1_key(protocol), message) {
         return Err(HandshakeError::Mac1);
     }
+    let sender_index = sender_index(message, protocol)?;
     let ephemeral = EphemeralSeed::default();
     let mut state = ephemeral.builder(protocol, identity)?.build_responder()?;
     let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
@@ -273,7 +281,7 @@ pub fn consume_initiation(
         remote: PublicKey::from_bytes(remote.ok_or(HandshakeError::Library)?),
         timestamp: Tai64n::from_bytes(*timestamp),
         payload: payload.to_vec(),
-        sender_index: get_u32(message, SENDER_INDEX_OFFSET),
+        sender_index,
         ephemeral,
         state: Box::new(state),
     })
@@ -403,6 +411,15 @@ fn check_header(
     match get_u32(message, 0) {
         found if found == u32::from(expected) => Ok(()),
         found => Err(HandshakeError::UnexpectedType { found, expected }),
+    }
+}
+
+fn sender_index(message: &[u8], protocol: Protocol) -> Result<u32, HandshakeError> {
+    let found = get_u32(message, SENDER_INDEX_OFFSET);
+    if found <= protocol.max_index() {
+        Ok(found)
+    } else {
+        Err(HandshakeError::SenderIndex { found })
     }
 }
 

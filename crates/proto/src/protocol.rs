@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::constants::*;
-use seikan_wire::message::DATA_HEADER_LEN;
+use seikan_wire::message::{DATA_HEADER_LEN, MAX_RECORD_INDEX, RECORD_HEADER_LEN};
 
 /// The protocol of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,13 +71,29 @@ impl Protocol {
         }
     }
 
+    /// Bytes before the sealed part of a data message.
+    pub const fn data_header_len(self) -> usize {
+        match self {
+            Protocol::WireGuard => DATA_HEADER_LEN,
+            Protocol::Native => RECORD_HEADER_LEN,
+        }
+    }
+
+    /// Maximum index of a session or a pending handshake.
+    pub const fn max_index(self) -> u32 {
+        match self {
+            Protocol::WireGuard => u32::MAX,
+            Protocol::Native => MAX_RECORD_INDEX,
+        }
+    }
+
     /// Each message type with the shortest length of its messages, in bytes. The type is the first byte.
     pub const fn message_types(self) -> [(u8, u16); 4] {
         [
             (self.initiation_type(), INITIATION_LEN as u16),
             (self.response_type(), RESPONSE_LEN as u16),
             (self.cookie_reply_type(), COOKIE_REPLY_LEN as u16),
-            (self.data_type(), (DATA_HEADER_LEN + TAG_LEN) as u16),
+            (self.data_type(), (self.data_header_len() + TAG_LEN) as u16),
         ]
     }
 

@@ -92,6 +92,16 @@ impl ReplayWindow {
         self.next
     }
 
+    /// Returns the counter with these low 32 bits that is nearest to [`Self::next_counter`], at
+    /// most 2^31 away (RFC 9000, appendix A.3). More than that cannot be in flight: a session lives
+    /// for 180 s.
+    #[inline]
+    pub fn whole_counter(&self, low: u32) -> u64 {
+        let distance = i64::from(low.wrapping_sub(self.next as u32) as i32);
+        // There is no counter before 0.
+        self.next.checked_add_signed(distance).unwrap_or(low.into())
+    }
+
     /// Moves the window so that `counter` is the newest, and clears the words that it enters.
     fn advance(&mut self, counter: u64) {
         let target = counter / WORD_BITS;
@@ -140,6 +150,21 @@ mod tests {
         assert_eq!(window.update(9), Ok(()));
         assert_eq!(window.update(8), Ok(()));
         assert_eq!(window.update(8), Err(Rejected::Duplicate));
+    }
+
+    #[test]
+    fn a_counter_is_recovered_across_the_wrap_of_its_low_half() {
+        const WRAP: u64 = 1 << 32;
+        let mut window = ReplayWindow::new();
+        assert_eq!(window.whole_counter(0), 0);
+        // There is none before the first.
+        assert_eq!(window.whole_counter(u32::MAX), u64::from(u32::MAX));
+        window.update(WRAP - 2).unwrap();
+        assert_eq!(window.whole_counter(u32::MAX), WRAP - 1);
+        assert_eq!(window.whole_counter(0), WRAP);
+        window.update(WRAP + 5).unwrap();
+        assert_eq!(window.whole_counter(u32::MAX), WRAP - 1, "late");
+        assert_eq!(window.whole_counter(6), WRAP + 6);
     }
 
     #[test]
@@ -201,6 +226,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn counters_within_half_of_the_low_ones_are_recovered(
+            greatest in 0..REJECT_AFTER_MESSAGES,
+            distance in -(1i64 << 31)..1 << 31,
+        ) {
+            let mut window = ReplayWindow::new();
+            window.update(greatest).unwrap();
+            if let Some(counter) = window.next_counter().checked_add_signed(distance) {
+                prop_assert_eq!(window.whole_counter(counter as u32), counter);
+            }
+        }
+
         #[test]
         fn agrees_with_the_set_of_all_counters(
             start in prop_oneof![Just(0u64), 0..1u64 << 62],

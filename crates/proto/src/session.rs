@@ -1,15 +1,14 @@
 //! A session: a pair of keys, sealing with a counter, and opening with a replay window.
 
 use crate::capabilities::Cipher;
-use crate::constants::{REJECT_AFTER_MESSAGES, REJECT_AFTER_TIME};
-use crate::noise::Established;
+use crate::constants::{NATIVE_DATA, REJECT_AFTER_MESSAGES, REJECT_AFTER_TIME, WIREGUARD_DATA};
+use crate::noise::{Established, Protocol};
 use crate::replay::ReplayWindow;
 use crate::time::Instant;
 use crate::timers::SessionAge;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use seikan_observe::DropReason;
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
-use std::ops::Range;
+use seikan_wire::message::{DataHeader, RecordHeader, TAG_LEN};
 
 /// A transport session (WireGuard whitepaper, 5.4.5 and 5.4.6).
 pub struct Session {
@@ -80,18 +79,31 @@ impl Session {
             && self.next_counter < REJECT_AFTER_MESSAGES
     }
 
-    /// Seals a data message in place. `datagram` has space for the header, the plaintext from byte
-    /// 16 on, and space for the tag.
-    pub fn seal(&mut self, kind: u8, datagram: &mut [u8]) {
+    /// Seals a data message of `protocol` in place. `datagram` is space for the
+    /// [header](Protocol::data_header_len), the plaintext, and space for the tag.
+    pub fn seal(&mut self, protocol: Protocol, datagram: &mut [u8]) {
         let counter = self.next_counter;
         self.next_counter += 1;
-        let header = DataHeader {
-            kind,
-            receiver: self.remote_index,
-            counter,
-        };
-        let (head, rest) = datagram.split_at_mut(DATA_HEADER_LEN);
-        head.copy_from_slice(&header.to_bytes());
+        let receiver = self.remote_index;
+        let (head, rest) = datagram.split_at_mut(protocol.data_header_len());
+        match protocol {
+            Protocol::WireGuard => head.copy_from_slice(
+                &DataHeader {
+                    kind: WIREGUARD_DATA,
+                    receiver,
+                    counter,
+                }
+                .to_bytes(),
+            ),
+            Protocol::Native => head.copy_from_slice(
+                &RecordHeader {
+                    kind: NATIVE_DATA,
+                    receiver,
+                    counter: counter as u32,
+                }
+                .to_bytes(),
+            ),
+        }
         let (text, tag_room) = rest.split_at_mut(rest.len() - TAG_LEN);
         #[cfg(feature = "null-cipher")]
         if self.cipher == Cipher::Null {
@@ -105,6 +117,12 @@ impl Session {
         tag_room.copy_from_slice(tag.as_ref());
     }
 
+    /// Returns the counter of a received record, of which its header has the low 32 bits. If it is
+    /// wrong, the record does not authenticate.
+    pub fn whole_counter(&self, low: u32) -> u64 {
+        self.replay.whole_counter(low)
+    }
+
     /// Whether no datagram with a higher counter has been accepted.
     pub fn is_newest(&self, counter: u64) -> bool {
         self.replay.next_counter() == counter + 1
@@ -116,33 +134,29 @@ impl Session {
         let _ = self.replay.update(counter);
     }
 
-    /// Opens a received datagram in place and returns the range of its plaintext.
+    /// Opens what is behind the header of a received datagram in place, and returns the length of
+    /// the plaintext at its start. The tag behind it must be there.
     ///
     /// A replayed counter is refused before decryption. The window moves only after authentication
     /// (RFC 6479), so a forged counter does not move it.
-    pub fn open(
-        &mut self,
-        header: &DataHeader,
-        datagram: &mut [u8],
-    ) -> Result<Range<usize>, DropReason> {
+    pub fn open(&mut self, counter: u64, sealed: &mut [u8]) -> Result<usize, DropReason> {
         self.replay
-            .would_accept(header.counter)
+            .would_accept(counter)
             .map_err(|_| DropReason::Replayed)?;
-        let end = datagram.len() - TAG_LEN;
-        let sealed = &mut datagram[DATA_HEADER_LEN..];
+        let length = sealed.len() - TAG_LEN;
         #[cfg(feature = "null-cipher")]
         let is_sealed = self.cipher != Cipher::Null;
         #[cfg(not(feature = "null-cipher"))]
         let is_sealed = true;
         if is_sealed {
             self.open
-                .open_in_place(nonce(header.counter), Aad::empty(), sealed)
+                .open_in_place(nonce(counter), Aad::empty(), sealed)
                 .map_err(|_| DropReason::BadTag)?;
         }
         self.replay
-            .update(header.counter)
+            .update(counter)
             .map_err(|_| DropReason::Replayed)?;
-        Ok(DATA_HEADER_LEN..end)
+        Ok(length)
     }
 }
 
@@ -161,4 +175,55 @@ fn nonce(counter: u64) -> Nonce {
     let mut bytes = [0; 12];
     bytes[4..].copy_from_slice(&counter.to_le_bytes());
     Nonce::assume_unique_for_key(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_wire::message::RECORD_HEADER_LEN;
+    use zeroize::Zeroizing;
+
+    /// The two ends of a session.
+    fn pair() -> [Session; 2] {
+        [[1, 2], [2, 1]].map(|[send, receive]| {
+            let keys = Established {
+                local_index: u32::from(send),
+                remote_index: u32::from(receive),
+                send: Zeroizing::new([send; 32]),
+                receive: Zeroizing::new([receive; 32]),
+                handshake_hash: [0; 32],
+                payload: Vec::new(),
+            };
+            Session::new(&keys, Cipher::Aes256Gcm, true, Instant::BOOT)
+        })
+    }
+
+    #[test]
+    fn records_open_across_the_wrap_of_the_counter_on_the_wire() {
+        let [mut from, mut to] = pair();
+        from.next_counter = (1 << 32) - 2;
+        to.restored((1 << 32) - 3);
+        let mut sent: Vec<_> = (0..4u8)
+            .map(|n| {
+                let mut datagram = [n; RECORD_HEADER_LEN + 1 + TAG_LEN];
+                from.seal(Protocol::Native, &mut datagram);
+                datagram
+            })
+            .collect();
+        sent.swap(1, 2); // the last one before the wrap arrives behind the first one after it
+        for mut datagram in sent.clone() {
+            let header = RecordHeader::read(&datagram).expect("a header");
+            let counter = to.whole_counter(header.counter);
+            let length = to.open(counter, &mut datagram[RECORD_HEADER_LEN..]);
+            assert_eq!(length, Ok(1), "{counter}");
+        }
+        assert!(to.is_newest((1 << 32) + 1));
+        // Repeated, they are known.
+        for mut datagram in sent {
+            let header = RecordHeader::read(&datagram).expect("a header");
+            let counter = to.whole_counter(header.counter);
+            let opened = to.open(counter, &mut datagram[RECORD_HEADER_LEN..]);
+            assert_eq!(opened, Err(DropReason::Replayed));
+        }
+    }
 }

@@ -188,7 +188,7 @@ impl Tunnel {
             by_key: BTreeMap::new(),
             allowed_ips: AllowedIps::default(),
             mac_table: MacTable::default(),
-            indices: IndexTable::with_capacity(MAX_INDICES),
+            indices: IndexTable::new(MAX_INDICES, config.protocol.max_index()),
             clock: Tai64nClock::default(),
             rng: config.rng,
             wakeups: BTreeSet::new(),

@@ -230,6 +230,66 @@ fn the_mss_of_a_syn_fits_the_smaller_inner_mtu() {
     }
 }
 
+/// Inner MTU of a native tunnel: a path of 1500 bytes carries it.
+const FULL: u32 = 1444;
+
+#[test]
+fn a_full_packet_takes_one_datagram() {
+    for repair in [None, Some(10)] {
+        let setup = Setup {
+            inner_mtu: FULL,
+            repair,
+            ..Setup::new(NATIVE)
+        };
+        let mut world = World::with(
+            [setup.clone(), setup],
+            [Path::default(), Path::default()],
+            1,
+        );
+        world.establish();
+        let (udp, tcp) = (Flow::udp(0), Flow::tcp(0));
+        let payload = FULL as usize - 40;
+        let mut cases = vec![
+            (
+                "a super-packet",
+                tcp.segments(0, 10 * (payload - 12), payload - 12),
+                10,
+            ),
+            (
+                "a segment",
+                tcp.segments(10 * (payload as u64 - 12), payload - 12, payload),
+                1,
+            ),
+            ("a datagram", udp.datagram(0, payload + 12), 1),
+            (
+                "datagrams",
+                udp.datagrams(1, &[payload + 12; 5], true, ECN_NOT_ECT),
+                5,
+            ),
+        ];
+        // The MSS is lower with loss repair.
+        let payload = payload - 20 - if repair.is_some() { 4 } else { 0 };
+        let segments = tcp.v6().segments(0, 10 * (payload - 12), payload - 12);
+        cases.push(("a super-packet of IPv6", segments, 10));
+        if repair.is_none() {
+            cases.push(("a datagram of IPv6", udp.v6().datagram(0, payload + 12), 1));
+        }
+        for (name, read, datagrams) in cases {
+            world.take_sent(0);
+            world.send(0, &[read]);
+            let sent = world.take_sent(0);
+            let sizes: Vec<_> = sent.iter().map(Path::ip_size).collect();
+            assert_eq!(sizes.len(), datagrams, "{name}, {repair:?}: {sizes:?}");
+            let most = if repair.is_some() { 1495 } else { 1500 };
+            assert!(sizes.iter().all(|size| *size <= most), "{name}: {sizes:?}");
+            world.run(Duration::from_millis(100));
+        }
+        world.check_nothing_pending();
+        assert_eq!(world.checkers[1].datagrams(udp), 6);
+        assert_eq!(world.totals(1).inbound.drops.total(), 0);
+    }
+}
+
 /// The MSS of the SYN that side 1 delivered; its checksum is checked, complete or partial.
 pub fn delivered_mss(world: &mut World, v6: bool) -> u16 {
     let delivered = world.take_delivered(1);

@@ -90,7 +90,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         protocol,
         mode,
         offload: rng.random_bool(0.6),
-        inner_mtu: *[1280, 1420, 9000, most].choose(rng).expect("some"),
+        inner_mtu: *[1280, 1444, 9000, most].choose(rng).expect("some"),
         ciphers: ciphers.choose(rng).expect("some").clone(),
         psk,
         keepalive: rng.random_bool(0.3).then_some(Duration::from_secs(25)),

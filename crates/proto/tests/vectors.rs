@@ -16,11 +16,13 @@ use seikan_proto::mode::Mode;
 use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
 use seikan_proto::native::probe_request::ProbeRequest;
+use seikan_proto::native::reassembly::Record;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
 use seikan_proto::native::repair::{gf256, parity};
 use seikan_proto::native::stamp::Stamp;
 use seikan_proto::noise::{Established, Initiation, Initiator, Protocol, consume_initiation};
 use seikan_proto::outbox::{Destination, Outbox};
+use seikan_proto::replay::ReplayWindow;
 use seikan_proto::rng::Rng;
 use seikan_proto::segment::SuperPacket;
 use seikan_proto::session::Session;
@@ -28,7 +30,7 @@ use seikan_proto::tai64n::Tai64n;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
 use seikan_wire::ethernet::Mac;
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader};
+use seikan_wire::message::{RECORD_HEADER_LEN, RecordHeader};
 use seikan_wire::{VNET_HDR_LEN, ip};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -285,8 +287,8 @@ fn records_are_sealed() {
         let datagrams = list(&v["record_datagrams"]);
         for (record, datagram) in list(&VECTORS["records"]).iter().zip(datagrams) {
             let plaintext = bytes(&record["plaintext"]);
-            let mut buffer = [&[0; 16][..], &plaintext, &[0; 16]].concat();
-            session.seal(0x14, &mut buffer);
+            let mut buffer = [&[0; RECORD_HEADER_LEN][..], &plaintext, &[0; 16]].concat();
+            session.seal(Protocol::Native, &mut buffer);
             assert_eq!(hex(&buffer), text(datagram), "{}", record["name"]);
         }
     }
@@ -397,16 +399,16 @@ fn health_is_reported() {
     let mut receiver = Receiver::default();
     for arrival in list(&v["arrivals"]) {
         let [counter, byte_0, time, ms, ce] = [0, 1, 2, 3, 4].map(|i| number(&arrival[i]));
-        let header = DataHeader {
-            kind: 0x14,
-            receiver: 1,
+        let record = Record {
+            session: 1,
             counter,
+            ecn: if ce == 1 { ip::ECN_CE } else { 0 },
         };
         let [t0, t1] = (time as u16).to_le_bytes();
         let stamp = Stamp::read(&[byte_0 as u8, t0, t1]).expect("a whole stamp");
         let now = Instant::from_nanos(ms * 1_000_000);
         let from = SocketAddr::from(([192, 0, 2, 1], 7));
-        receiver.datagram(&header, stamp, (Instant::BOOT, from), ce == 1, now);
+        receiver.datagram(&record, stamp, (Instant::BOOT, from), now);
         receiver.packets(now);
     }
     let made = receiver
@@ -423,6 +425,18 @@ fn health_is_reported() {
         },
         expected
     );
+}
+
+#[test]
+fn counters_are_recovered_from_their_low_half() {
+    for v in list(&VECTORS["counters"]) {
+        let mut window = ReplayWindow::new();
+        if let Some(greatest) = v["greatest"].as_u64() {
+            window.update(greatest).expect("the first");
+        }
+        let counter = window.whole_counter(number(&v["low"]) as u32);
+        assert_eq!(counter, number(&v["counter"]), "{v}");
+    }
 }
 
 #[test]
@@ -712,12 +726,11 @@ fn datagrams(outbox: &Outbox) -> Vec<(u8, Vec<u8>)> {
 
 fn open(session: &mut Session, datagram: &[u8]) -> Vec<u8> {
     let mut buffer = datagram.to_vec();
-    let header = DataHeader::read(&buffer).expect("a data header");
-    let plaintext = session
-        .open(&header, &mut buffer)
-        .expect("it authenticates");
-    assert_eq!(plaintext.start, DATA_HEADER_LEN);
-    buffer[plaintext].to_vec()
+    let header = RecordHeader::read(&buffer).expect("a header");
+    let counter = session.whole_counter(header.counter);
+    let sealed = &mut buffer[RECORD_HEADER_LEN..];
+    let length = session.open(counter, sealed).expect("it authenticates");
+    sealed[..length].to_vec()
 }
 
 fn report(v: &Value) -> Report {

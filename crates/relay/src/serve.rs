@@ -22,9 +22,9 @@ use crate::table::{Table, family_of};
 
 /// Maximum number of reads of one connection in one poll.
 const READS: usize = 16;
-/// Minimum length in bytes of a datagram of a tunnel: a record without content. Over TLS, a shorter one would cost the sender
+/// Minimum length in bytes of a datagram of a tunnel: a native record without content. Over TLS, a shorter one would cost the sender
 /// less than the relay.
-const MIN_DATAGRAM: usize = 32;
+const MIN_DATAGRAM: usize = 27;
 
 /// The port that a request was sent to.
 #[derive(Clone, Copy)]

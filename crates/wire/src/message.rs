@@ -1,21 +1,26 @@
-//! The first sixteen bytes of a data message, the same in both protocols.
+//! The first bytes of a data message.
 //!
 //! ```text
-//! 0  type, u8: 4 (WireGuard, whitepaper 5.4.6), 0x14 (native)
-//! 1  reserved, zero
-//! 4  receiver index, u32
-//! 8  counter, u64
-//! 16 sealed packet (WireGuard) or sealed record (native), and the AEAD's tag
+//! WireGuard (whitepaper 5.4.6)            native
+//! 0  type, u8: 4                          0  type, u8: 0x14
+//! 1  reserved, zero                       1  receiver index, u24
+//! 4  receiver index, u32                  4  counter, its low 32 bits
+//! 8  counter, u64                         8  sealed record, and the AEAD's tag
+//! 16 sealed packet, and the AEAD's tag
 //! ```
 //! Integers are little endian. There is no additional data: a wrong type or receiver finds no key,
 //! and a wrong counter is a wrong nonce.
 
-/// Length of the header of a data message.
+/// Length of the header of a WireGuard data message.
 pub const DATA_HEADER_LEN: usize = 16;
+/// Length of the header of a native data message.
+pub const RECORD_HEADER_LEN: usize = 8;
 /// Length of the AEAD tag behind the sealed part.
 pub const TAG_LEN: usize = 16;
+/// Maximum receiver index of a native message: it has 24 bits.
+pub const MAX_RECORD_INDEX: u32 = (1 << 24) - 1;
 
-/// A parsed data header.
+/// The header of a WireGuard data message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataHeader {
     /// Message type.
@@ -55,6 +60,39 @@ impl DataHeader {
     }
 }
 
+/// The header of a native data message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Message type.
+    pub kind: u8,
+    /// The receiver's session index, at most [`MAX_RECORD_INDEX`].
+    pub receiver: u32,
+    /// The low 32 bits of the nonce counter.
+    pub counter: u32,
+}
+
+impl RecordHeader {
+    /// Reads the header. `None` if there is no space for it and a tag.
+    pub fn read(datagram: &[u8]) -> Option<RecordHeader> {
+        if datagram.len() < RECORD_HEADER_LEN + TAG_LEN {
+            return None;
+        }
+        let &[kind, r0, r1, r2, c0, c1, c2, c3] = datagram.first_chunk()?;
+        Some(RecordHeader {
+            kind,
+            receiver: u32::from_le_bytes([r0, r1, r2, 0]),
+            counter: u32::from_le_bytes([c0, c1, c2, c3]),
+        })
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(self) -> [u8; RECORD_HEADER_LEN] {
+        let [r0, r1, r2, _] = self.receiver.to_le_bytes();
+        let [c0, c1, c2, c3] = self.counter.to_le_bytes();
+        [self.kind, r0, r1, r2, c0, c1, c2, c3]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +112,18 @@ mod tests {
         assert_eq!(DataHeader::read(&datagram[..31]), None);
         datagram[2] = 1;
         assert_eq!(DataHeader::read(&datagram), None);
+    }
+
+    #[test]
+    fn a_native_header_has_an_index_of_24_bits_and_half_a_counter() {
+        let mut datagram = [0; 24];
+        datagram[..8].copy_from_slice(&[0x14, 1, 2, 3, 4, 5, 6, 7]);
+        let header = RecordHeader::read(&datagram).unwrap();
+        assert_eq!(
+            (header.kind, header.receiver, header.counter),
+            (0x14, 0x03_0201, 0x0706_0504)
+        );
+        assert_eq!(header.to_bytes(), datagram[..8]);
+        assert_eq!(RecordHeader::read(&datagram[..23]), None);
     }
 }

@@ -116,7 +116,7 @@ fn a_device_learns_the_mtu_of_the_tunnel() {
         for target in SHOWN {
             teach(&site.device, target, 3000);
             eventually(&format!("no path MTU to {target}"), || {
-                path_mtu(&site.device, target) == 1420
+                path_mtu(&site.device, target) == 1444
             });
             carries_udp(&site.device, &site.remote, target, 3000);
         }

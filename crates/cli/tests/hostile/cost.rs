@@ -121,8 +121,8 @@ impl Hostile {
 
     fn seal(&mut self, plaintext: &[u8]) -> Vec<u8> {
         let mut message = vec![0; OVERHEAD + plaintext.len()];
-        message[16..][..plaintext.len()].copy_from_slice(plaintext);
-        self.session.seal(0x14, &mut message);
+        message[Protocol::Native.data_header_len()..][..plaintext.len()].copy_from_slice(plaintext);
+        self.session.seal(Protocol::Native, &mut message);
         message
     }
 
@@ -341,7 +341,7 @@ fn no_message_costs_five_times_as_much_as_padding() {
                 std::thread::sleep(KEPT);
                 let good = hostile.seal(&vec![0; size - OVERHEAD]);
                 let mut forged = good.clone();
-                forged[8 + 5] ^= 0x40;
+                forged[4 + 3] ^= 0x40; // its counter
                 let mut garbage = vec![0; size];
                 Pattern::new(9).fill(0, &mut garbage);
                 for (name, datagram) in

@@ -17,9 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, Result};
 
-/// Sizes of an initiation, a response and a cookie reply, and the least one of data (WireGuard
-/// whitepaper, 5.4).
-const SIZES: [usize; 4] = [148, 92, 64, 32];
+/// Sizes of an initiation, a response and a cookie reply (WireGuard whitepaper, 5.4).
+const SIZES: [usize; 3] = [148, 92, 64];
 /// Bytes of mac1 and of mac2, the end of an initiation and of a response.
 const MAC: usize = 16;
 /// The largest payload of UDP over IPv4.
@@ -92,6 +91,17 @@ impl Target {
         }
     }
 
+    /// Minimum size of the messages of each type.
+    const fn sizes(&self) -> [usize; 4] {
+        let [initiation, response, cookie_reply] = SIZES;
+        [
+            initiation,
+            response,
+            cookie_reply,
+            if self.native { 24 } else { 32 },
+        ]
+    }
+
     /// Datagrams of a kind; the same `seed` makes the same. Empty when there is nothing genuine to
     /// make them of.
     pub fn datagrams(&self, flood: Flood, seed: u64) -> Vec<Vec<u8>> {
@@ -112,13 +122,19 @@ impl Target {
         match flood {
             Flood::Garbage => all.map(|n| random(n, n as usize * 23 % 1472)).collect(),
             Flood::Truncated => all
-                .map(|n| message(n, kinds(n), 1 + n as usize * 7 % (SIZES[kinds(n)] - 1)))
+                .map(|n| {
+                    message(
+                        n,
+                        kinds(n),
+                        1 + n as usize * 7 % (self.sizes()[kinds(n)] - 1),
+                    )
+                })
                 .collect(),
             Flood::Oversized => all
                 .map(|n| message(n, kinds(n), [LARGEST, 1473, 9000, 30_000][kinds(n / 4)]))
                 .collect(),
             Flood::Replayed => self.genuine.clone(),
-            Flood::Forged => self.genuine.iter().map(|data| forged(data)).collect(),
+            Flood::Forged => self.genuine.iter().map(|data| self.forged(data)).collect(),
             Flood::BadMac1 => all
                 .map(|n| message(n, (n % 2) as usize, SIZES[(n % 2) as usize]))
                 .collect(),
@@ -130,6 +146,20 @@ impl Target {
                 })
                 .collect(),
         }
+    }
+
+    /// Returns a forged data message: its counter is far ahead, so that only the tag reveals it.
+    fn forged(&self, genuine: &[u8]) -> Vec<u8> {
+        let mut bytes = genuine.to_vec();
+        if let [.., last] = bytes.as_mut_slice() {
+            *last ^= 1;
+        }
+        // A high byte of the counter.
+        let at = if self.native { 7 } else { 13 };
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= 0x40;
+        }
+        bytes
     }
 
     /// Writes mac1, which needs only the receiver's public key (whitepaper, 5.4.4).
@@ -148,18 +178,6 @@ impl Target {
         macs[..MAC].copy_from_slice(&mac.finalize_fixed());
         macs[MAC..].fill(0);
     }
-}
-
-/// Returns a forged data message: its counter is far ahead, so that only the tag reveals it.
-fn forged(genuine: &[u8]) -> Vec<u8> {
-    let mut bytes = genuine.to_vec();
-    if let [.., last] = bytes.as_mut_slice() {
-        *last ^= 1;
-    }
-    if let Some(byte) = bytes.get_mut(13) {
-        *byte ^= 0x40;
-    }
-    bytes
 }
 
 /// Sends the datagrams in rotation until `stop` is set; returns the number sent. Datagrams that the
@@ -235,9 +253,10 @@ mod tests {
 
     #[test]
     fn truncated_messages_are_shorter_than_their_type() {
-        for datagram in target(Vec::new()).datagrams(Flood::Truncated, 1) {
+        let target = target(Vec::new());
+        for datagram in target.datagrams(Flood::Truncated, 1) {
             let kind = usize::from(datagram[0]) - 1;
-            assert!((1..SIZES[kind]).contains(&datagram.len()));
+            assert!((1..target.sizes()[kind]).contains(&datagram.len()));
         }
     }
 

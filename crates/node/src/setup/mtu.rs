@@ -1,6 +1,6 @@
 //! MTU inside the tunnel, if the configuration has none.
 
-use crate::node::DEFAULT_MTU;
+use crate::node::{NATIVE_MTU, WIREGUARD_MTU};
 use seikan_config::{Config, Mode, Protocol};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
 use seikan_wire::ethernet;
@@ -14,10 +14,12 @@ const MIN_IPV6: u32 = 1280;
 /// Minimum size that every IPv4 host accepts (RFC 791).
 const MIN_IPV4: u32 = 576;
 
-/// Returns the configured MTU; otherwise [`DEFAULT_MTU`], or less if a path to a peer has a smaller MTU.
+/// Returns the configured MTU; otherwise [`NATIVE_MTU`] for the native protocol, and for WireGuard
+/// [`WIREGUARD_MTU`], or less if a path to a peer has a smaller MTU.
 ///
-/// In Ethernet mode the frame has the size that a packet has in IP mode. The native protocol splits packets to the path's MTU and does not need this. `mark` is the mark of the
-/// tunnel's datagrams.
+/// In Ethernet mode the frame has the size that a packet has in IP mode. The native protocol fits TCP and splits
+/// packets to the path's MTU, so its default is the same at both ends of a tunnel, whatever the path is. `mark`
+/// is the mark of the tunnel's datagrams.
 pub fn inner_mtu(
     config: &Config,
     endpoints: &[IpAddr],
@@ -28,10 +30,10 @@ pub fn inner_mtu(
         return mtu;
     }
     if config.mode == Mode::Ethernet {
-        return DEFAULT_MTU - ethernet::HEADER_LEN as u32;
+        return NATIVE_MTU - ethernet::HEADER_LEN as u32;
     }
     if config.protocol == Protocol::Native {
-        return DEFAULT_MTU;
+        return NATIVE_MTU;
     }
     let paths = endpoints
         .iter()
@@ -44,8 +46,8 @@ pub fn inner_mtu(
 
 fn fitting(path: Option<u32>, ipv6: bool) -> u32 {
     let least = if ipv6 { MIN_IPV6 } else { MIN_IPV4 };
-    path.map_or(DEFAULT_MTU, |path| {
-        path.saturating_sub(OVERHEAD).clamp(least, DEFAULT_MTU)
+    path.map_or(WIREGUARD_MTU, |path| {
+        path.saturating_sub(OVERHEAD).clamp(least, WIREGUARD_MTU)
     })
 }
 

@@ -267,7 +267,7 @@ impl Gateway {
         };
         self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.tunnel as usize;
-        clamp_syn(packet, passing.partial, || limit);
+        clamp_syn(packet, passing.partial, |_| limit);
         if self.is_hop {
             lower_hop_limit(packet)?;
             if passing.longest() > limit && !length::may_be_cut(packet, ip, passing.gso_size) {
@@ -297,7 +297,7 @@ impl Gateway {
         };
         self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.lan as usize;
-        clamp_syn(packet, passing.partial, || limit);
+        clamp_syn(packet, passing.partial, |_| limit);
         if self.is_hop {
             lower_hop_limit(packet)?;
             if passing.longest() > limit && !length::may_be_cut(packet, ip, passing.gso_size) {

@@ -8,9 +8,9 @@
 //!
 //! ```text
 //! PADDING   0x00, to the end of the record
-//! PACKET    kind 1 | length | packet                                      flag PARTIAL
-//! SLICE     kind 2 | length | id u16 | offset u16 | total u16 | gso u16 | headers up to TCP | chunk
-//!                                                                         flag ECN
+//! PACKET    kind 1 | length | packet                                      flags PARTIAL, DF, LAST
+//! SLICE     kind 2 | length | id u16 | offset u16 | gso u16 | headers up to TCP | chunk
+//!                                                                         flags END, ECN, DF, LAST
 //! FRAGMENT  kind 3 | length | id u16 | offset u16 | total u16 | chunk     flag PARTIAL
 //! HEALTH    kind 4 | length | see native/health.rs
 //! PROBE     kind 5 | length | id u16, then padding up to the probed size
@@ -18,6 +18,9 @@
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! PARITY    kind 8, alone in its record: see native/repair/parity.rs
 //! ```
+//!
+//! A PACKET or SLICE with the flag LAST has no length: it extends to the end of the record, and its
+//! headers are [folded](crate::native::fold).
 //!
 //! A packet is an IP packet or, in [Ethernet mode](crate::mode), an Ethernet frame.
 //!
@@ -29,6 +32,7 @@
 
 use crate::inbox::{MAX_HEADER, Packet, Slice};
 use crate::mode::Carried;
+use crate::native::fold::{self, Fold};
 use crate::native::health::Report;
 use crate::native::probe_request::ProbeRequest;
 use seikan_observe::DropReason;
@@ -40,7 +44,9 @@ use std::ops::Range;
 /// Bytes before the packet in a PACKET.
 pub const PACKET_OVERHEAD: usize = 3;
 /// Bytes before the headers in a SLICE.
-pub const SLICE_OVERHEAD: usize = 3 + 8;
+pub const SLICE_OVERHEAD: usize = 3 + 6;
+/// Bytes that a PACKET or SLICE with the flag LAST is shorter by, besides those of its headers.
+pub const LAST_SAVES: usize = 2;
 /// Bytes before the chunk in a FRAGMENT.
 pub const FRAGMENT_OVERHEAD: usize = 3 + 6;
 /// Bytes of a PROBE before its padding.
@@ -54,6 +60,9 @@ pub const PROBE_ACK_LEN: usize = 3 + 4;
 /// Super-packets of smaller segments are sent as one PACKET each.
 pub const MIN_CHUNK: usize = 256;
 
+/// Bytes between the length and the headers in a SLICE.
+const SLICE_FIELDS: usize = 6;
+
 const PADDING: u8 = 0;
 const PACKET: u8 = 1;
 const SLICE: u8 = 2;
@@ -65,8 +74,14 @@ const PROBE_ACK: u8 = 6;
 const PORTS: u8 = 7;
 /// The transport checksum covers the pseudo-header only (PACKET, FRAGMENT).
 const FLAG_PARTIAL: u8 = 0x10;
+/// The chunk ends where the super-packet ends (SLICE).
+const FLAG_END: u8 = 0x10;
 /// The super-packet has CWR set (SLICE).
 const FLAG_ECN: u8 = 0x20;
+/// The flags and the fragment offset of the IPv4 header are folded: DF (PACKET, SLICE with LAST).
+const FLAG_DF: u8 = 0x40;
+/// Without a length, and with folded headers (PACKET, SLICE).
+const FLAG_LAST: u8 = 0x80;
 
 /// A parsed frame. Ranges are positions in the arena.
 #[derive(Clone, Debug)]
@@ -127,7 +142,8 @@ pub struct Frames<C> {
 }
 
 impl<C: Carried> Frames<C> {
-    /// The frames at `plaintext`, after the stamp. `ecn` is the ECN field of the datagram; it is
+    /// The frames at `plaintext`, after the stamp. The bytes of the tag behind it are overwritten
+    /// if its last frame is [folded](crate::native::fold). `ecn` is the ECN field of the datagram; it is
     /// applied to each inner packet before the packet is parsed ([`decapsulate_ecn`]).
     pub fn new(plaintext: Range<usize>, ecn: u8) -> Frames<C> {
         Frames {
@@ -162,6 +178,12 @@ impl<C: Carried> Frames<C> {
     /// Takes one frame off the front. Returns `Ok(None)` for an unknown kind.
     fn take(&mut self, arena: &mut [u8]) -> Result<Option<Frame>, DropReason> {
         let start = self.rest.start;
+        let first = arena[start];
+        if first & FLAG_LAST != 0 && matches!(first & 0x0f, PACKET | SLICE) {
+            let body = start + 1..self.rest.end;
+            self.rest.start = self.rest.end;
+            return self.last(arena, first, body).map(Some);
+        }
         let Some(&[first, l0, l1]) = arena[self.rest.clone()].first_chunk() else {
             return Err(DropReason::BadFrame);
         };
@@ -173,11 +195,7 @@ impl<C: Carried> Frames<C> {
         let partial = first & FLAG_PARTIAL != 0;
         match first & 0x0f {
             PACKET => self.packet(arena, body, partial).map(Some),
-            SLICE => {
-                let slice = self.slice(arena, body, first & FLAG_ECN != 0)?;
-                self.continues(slice.offset)?;
-                Ok(Some(Frame::Slice(slice)))
-            }
+            SLICE => self.slice(arena, body, first).map(Some),
             FRAGMENT => {
                 let fragment = fragment(arena, body, partial)?;
                 self.continues(fragment.offset)?;
@@ -185,6 +203,34 @@ impl<C: Carried> Frames<C> {
             }
             kind @ HEALTH..=PORTS => self.control(kind, &arena[body]).map(Some),
             _ => Ok(None),
+        }
+    }
+
+    /// Handles a PACKET or SLICE that extends to the end of the record.
+    fn last(
+        &mut self,
+        arena: &mut [u8],
+        first: u8,
+        mut body: Range<usize>,
+    ) -> Result<Frame, DropReason> {
+        let is_packet = first & 0x0f == PACKET;
+        let df = first & FLAG_DF != 0;
+        let start = body.start + if is_packet { 0 } else { SLICE_FIELDS };
+        let packet = arena.get(start..body.end).ok_or(DropReason::BadFrame)?;
+        if let Some(ip_at) = C::ip_at(packet)? {
+            let end = body.end - start;
+            let bytes = &mut arena[start..];
+            let end = if is_packet {
+                fold::unfold_packet(bytes, end, ip_at, df)
+            } else {
+                fold::unfold_slice(bytes, end, ip_at, df)
+            }?;
+            body.end = start + end;
+        }
+        if is_packet {
+            self.packet(arena, body, first & FLAG_PARTIAL != 0)
+        } else {
+            self.slice(arena, body, first)
         }
     }
 
@@ -255,15 +301,21 @@ impl<C: Carried> Frames<C> {
         }))
     }
 
-    fn slice(&self, arena: &mut [u8], body: Range<usize>, ecn: bool) -> Result<Slice, DropReason> {
-        let Some(&[i0, i1, o0, o1, t0, t1, g0, g1]) = arena[body.clone()].first_chunk() else {
+    fn slice(
+        &mut self,
+        arena: &mut [u8],
+        body: Range<usize>,
+        first: u8,
+    ) -> Result<Frame, DropReason> {
+        let Some(&[i0, i1, o0, o1, g0, g1]) = arena[body.clone()].first_chunk::<SLICE_FIELDS>()
+        else {
             return Err(DropReason::BadFrame);
         };
         let id = u16::from_le_bytes([i0, i1]);
         let offset = usize::from(u16::from_le_bytes([o0, o1]));
-        let total = usize::from(u16::from_le_bytes([t0, t1]));
         let gso_size = usize::from(u16::from_le_bytes([g0, g1]));
-        let start = body.start + 8;
+        let ends = first & FLAG_END != 0;
+        let start = body.start + SLICE_FIELDS;
         let ip_at = C::ip_at(&arena[start..body.end])?.ok_or(DropReason::BadFrame)?;
         let packet = start + ip_at..body.end;
         decapsulate_ecn(&mut arena[packet.clone()], self.ecn)?;
@@ -277,22 +329,23 @@ impl<C: Carried> Frames<C> {
             && !ip.fragment
             && header.len() <= MAX_HEADER
             && gso_size >= MIN_CHUNK
-            && fits(offset, chunk.len(), total)
-            && header_len + total <= 65_535;
+            && chunk.len() >= if ends { 1 } else { MIN_CHUNK }
+            && header_len + offset + chunk.len() <= 65_535;
         if !valid {
             return Err(DropReason::BadFrame);
         }
-        Ok(Slice {
+        self.continues(offset)?;
+        Ok(Frame::Slice(Slice {
             id,
             offset,
-            total,
+            ends,
             gso_size,
-            ecn,
+            ecn: first & FLAG_ECN != 0,
             ip_at,
             ip,
             header,
             chunk,
-        })
+        }))
     }
 }
 
@@ -331,16 +384,12 @@ fn fragment(arena: &[u8], body: Range<usize>, partial: bool) -> Result<Fragment,
         chunk: body.start + 6..body.end,
     };
     let length = fragment.chunk.len();
-    if length == fragment.total || !fits(fragment.offset, length, fragment.total) {
+    let end = fragment.offset + length;
+    let fits = end == fragment.total && length > 0 || end < fragment.total && length >= MIN_CHUNK;
+    if length == fragment.total || !fits {
         return Err(DropReason::BadFrame);
     }
     Ok(fragment)
-}
-
-/// Whether a chunk may be at this offset of a packet of `total` bytes.
-fn fits(offset: usize, length: usize, total: usize) -> bool {
-    let end = offset + length;
-    end == total && length > 0 || end < total && length >= MIN_CHUNK
 }
 
 /// Applies the outer ECN field to an inner packet on decapsulation: the more severe of the two, or
@@ -372,9 +421,46 @@ fn changes_inner(outer: u8) -> bool {
     outer & ip::ECN_ECT1 != 0
 }
 
-/// Writes the head of a PACKET.
-pub fn write_packet(out: &mut [u8], length: usize, partial: bool) {
-    head(out, PACKET | if partial { FLAG_PARTIAL } else { 0 }, length);
+/// Writes a PACKET: its head, and the packet of `length` bytes that `write` writes. With a fold it is
+/// the last frame of its record; `out` then has space for the whole packet. Returns the length of
+/// the frame.
+pub fn write_packet(
+    out: &mut [u8],
+    length: usize,
+    partial: bool,
+    last: Option<&Fold>,
+    write: impl FnOnce(&mut [u8]),
+) -> usize {
+    let first = PACKET | if partial { FLAG_PARTIAL } else { 0 };
+    let at = extent_head(out, first, length, last);
+    let packet = &mut out[at..at + length];
+    write(packet);
+    at + folded(packet, last)
+}
+
+/// Writes the head of a PACKET or SLICE whose body has this length. Returns its own length.
+fn extent_head(out: &mut [u8], first: u8, length: usize, last: Option<&Fold>) -> usize {
+    match last {
+        None => {
+            head(out, first, length);
+            3
+        }
+        Some(fold) => {
+            out[0] = first | FLAG_LAST | if fold.df { FLAG_DF } else { 0 };
+            1
+        }
+    }
+}
+
+/// Folds a packet if it is in the last frame, and returns its length on the wire.
+fn folded(packet: &mut [u8], last: Option<&Fold>) -> usize {
+    match last {
+        None => packet.len(),
+        Some(fold) => {
+            fold.apply(packet);
+            packet.len() - fold.len()
+        }
+    }
 }
 
 /// The fields of a SLICE before its headers and chunk.
@@ -384,25 +470,34 @@ pub struct SliceHead {
     pub id: u16,
     /// Payload bytes before the slice.
     pub offset: usize,
-    /// Total payload bytes.
-    pub total: usize,
+    /// The chunk ends where the super-packet ends.
+    pub ends: bool,
     /// Payload bytes per segment.
     pub gso_size: usize,
     /// The super-packet has CWR set.
     pub ecn: bool,
 }
 
-/// Writes the head of a SLICE; `length` is that of headers and chunk.
-pub fn write_slice(out: &mut [u8], slice: &SliceHead, length: usize) {
-    head(
-        out,
-        SLICE | if slice.ecn { FLAG_ECN } else { 0 },
-        8 + length,
-    );
-    out[3..5].copy_from_slice(&slice.id.to_le_bytes());
-    out[5..7].copy_from_slice(&(slice.offset as u16).to_le_bytes());
-    out[7..9].copy_from_slice(&(slice.total as u16).to_le_bytes());
-    out[9..11].copy_from_slice(&(slice.gso_size as u16).to_le_bytes());
+/// Writes a SLICE with these headers and this chunk. With a fold it is the last frame of its record;
+/// `out` then has space for all bytes. Returns the length of the frame.
+pub fn write_slice(
+    out: &mut [u8],
+    slice: &SliceHead,
+    header: &[u8],
+    chunk: &[u8],
+    last: Option<&Fold>,
+) -> usize {
+    let first =
+        SLICE | if slice.ends { FLAG_END } else { 0 } | if slice.ecn { FLAG_ECN } else { 0 };
+    let length = header.len() + chunk.len();
+    let at = extent_head(out, first, SLICE_FIELDS + length, last);
+    let (fields, packet) = out[at..].split_at_mut(SLICE_FIELDS);
+    fields[..2].copy_from_slice(&slice.id.to_le_bytes());
+    fields[2..4].copy_from_slice(&(slice.offset as u16).to_le_bytes());
+    fields[4..].copy_from_slice(&(slice.gso_size as u16).to_le_bytes());
+    packet[..header.len()].copy_from_slice(header);
+    packet[header.len()..length].copy_from_slice(chunk);
+    at + SLICE_FIELDS + folded(&mut packet[..length], last)
 }
 
 /// Writes the head of a FRAGMENT.

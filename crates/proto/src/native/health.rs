@@ -6,10 +6,11 @@
 //! second while packets arrive. Reports alone trigger no report, or two idle peers would report on
 //! each other's reports forever. The sender keeps the latest report.
 
+use crate::native::reassembly::Record;
 use crate::native::repair::verdict::{Judge, Verdict};
 use crate::native::stamp::{Stamp, stamp_of};
 use crate::time::Instant;
-use seikan_wire::message::DataHeader;
+use seikan_wire::ip;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -188,7 +189,7 @@ impl Receiver {
         self.judge = repairs.then(|| self.judge.take().unwrap_or_default());
     }
 
-    /// Records an authenticated datagram from `from` that is no replay. `derived` is when the keys
+    /// Records an authenticated record from `from` that is no replay. `derived` is when the keys
     /// of its session were derived. A new source address means that a faster path has overtaken
     /// datagrams in flight: they are late, and count as lost only if they do not arrive within
     /// [`REPORT_INTERVAL`]. Missing probes do not count as lost.
@@ -196,26 +197,26 @@ impl Receiver {
     /// With loss repair, returns a verdict on the datagrams missing before it, if there are any.
     pub fn datagram(
         &mut self,
-        header: &DataHeader,
+        record: &Record,
         stamp: Stamp,
         (derived, from): (Instant, SocketAddr),
-        ce: bool,
         now: Instant,
     ) -> Option<Verdict> {
+        let ce = record.ecn == ip::ECN_CE;
         let report = &mut self.report;
         report.received = report.received.saturating_add(1);
         report.congestion_marks = report.congestion_marks.saturating_add(u32::from(ce));
         let later = u32::from(stamp.position > 0);
         report.received_later = report.received_later.saturating_add(later);
         match self.session {
-            Some((index, _)) if index == header.receiver => {}
+            Some((index, _)) if index == record.session => {}
             // A late datagram of a session that has been replaced; its counters are unrelated.
             Some((_, newest)) if derived <= newest => return None,
             _ => {
                 *self = Receiver {
                     report: self.report,
                     since: self.since,
-                    session: Some((header.receiver, derived)),
+                    session: Some((record.session, derived)),
                     delay_sum: self.delay_sum,
                     judge: self.judge.take(),
                     early: self.early,
@@ -224,7 +225,7 @@ impl Receiver {
                 }
             }
         }
-        let counter = header.counter;
+        let counter = record.counter;
         let delay = self.delay(stamp.time, now);
         if counter < self.next {
             self.late(counter);
@@ -406,11 +407,11 @@ impl Receiver {
 mod tests {
     use super::*;
 
-    fn header(counter: u64) -> DataHeader {
-        DataHeader {
-            kind: 0x14,
-            receiver: 1,
+    fn record(counter: u64) -> Record {
+        Record {
+            session: 1,
             counter,
+            ecn: 0,
         }
     }
 
@@ -431,8 +432,8 @@ mod tests {
         7,
     );
 
-    fn note(r: &mut Receiver, header: &DataHeader, stamp: Stamp, now: Instant) {
-        r.datagram(header, stamp, (at(0), HERE), false, now);
+    fn note(r: &mut Receiver, record: &Record, stamp: Stamp, now: Instant) {
+        r.datagram(record, stamp, (at(0), HERE), now);
         r.packets(now);
     }
 
@@ -440,7 +441,7 @@ mod tests {
     fn a_skipped_counter_is_lost_once_it_leaves_the_horizon() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| c % 100 != 50) {
-            note(&mut r, &header(c), stamp(0, 0), at(0));
+            note(&mut r, &record(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         // 50, 150, ... 1950 have left a horizon of 1,024 below 3,000.
@@ -451,7 +452,7 @@ mod tests {
     fn a_late_datagram_is_reordering_and_not_loss() {
         let mut r = Receiver::default();
         for c in (0..10).chain(11..40).chain([10]).chain(40..4000) {
-            note(&mut r, &header(c), stamp(0, 0), at(0));
+            note(&mut r, &record(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).unwrap();
         assert_eq!((report.lost, report.reordering), (0, 29));
@@ -463,7 +464,7 @@ mod tests {
         // Sent every 10 ms, arriving 0, 1, 2, ... 10 ms later than before; another clock's epoch.
         for i in 0..11u64 {
             let sent = stamp_of(at(700 + i * 10));
-            note(&mut r, &header(i), stamp(0, sent), at(i * 11));
+            note(&mut r, &record(i), stamp(0, sent), at(i * 11));
         }
         let report = r.due(at(2000)).unwrap();
         assert!(
@@ -476,19 +477,19 @@ mod tests {
     fn losing_all_but_the_first_of_each_batch_is_broken_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
-            note(&mut r, &header(batch * 40), stamp(0, 0), at(0));
+            note(&mut r, &record(batch * 40), stamp(0, 0), at(0));
         }
         assert!(r.due(at(1000)).unwrap().misses_batches(200 * 39));
         let mut r = Receiver::default();
         // A random-like path: every third datagram comes, wherever it stands.
         for c in (0..8000u64).filter(|c| c % 3 == 0) {
-            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
+            note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
         }
         assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
         // A short queue takes the first three of every batch and drops the rest.
         let mut r = Receiver::default();
         for c in (0..8000u64).filter(|c| c % 40 < 3) {
-            note(&mut r, &header(c), stamp((c % 40) as u8, 0), at(0));
+            note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
         }
         assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
     }
@@ -496,21 +497,21 @@ mod tests {
     #[test]
     fn a_late_datagram_of_the_previous_session_is_no_loss_in_the_new_one() {
         let mut r = Receiver::default();
-        let old = DataHeader {
-            receiver: 9,
-            ..header(0)
+        let old = Record {
+            session: 9,
+            ..record(0)
         };
-        r.datagram(&old, stamp(0, 0), (at(0), HERE), false, at(0));
+        r.datagram(&old, stamp(0, 0), (at(0), HERE), at(0));
         for c in 0..10 {
-            r.datagram(&header(c), stamp(0, 0), (at(5), HERE), false, at(5));
+            r.datagram(&record(c), stamp(0, 0), (at(5), HERE), at(5));
         }
-        let late = DataHeader {
+        let late = Record {
             counter: 90_000,
             ..old
         };
-        r.datagram(&late, stamp(0, 0), (at(0), HERE), false, at(6));
+        r.datagram(&late, stamp(0, 0), (at(0), HERE), at(6));
         for c in 10..3000 {
-            r.datagram(&header(c), stamp(0, 0), (at(5), HERE), false, at(7));
+            r.datagram(&record(c), stamp(0, 0), (at(5), HERE), at(7));
         }
         r.packets(at(7));
         let report = r.due(at(2000)).unwrap();
@@ -527,16 +528,16 @@ mod tests {
         for overtaken in [500, 5000] {
             let mut r = Receiver::default();
             for c in 0..2000 {
-                note(&mut r, &header(c), stamp(0, 0), at(0));
+                note(&mut r, &record(c), stamp(0, 0), at(0));
             }
             let old = 2000..2000 + overtaken;
             let new = old.end..old.end + 8000;
             // Alternating; the new path loses one datagram of its own.
             let mut old = old.into_iter();
             for c in new.filter(|c| c % 8000 != 7999) {
-                r.datagram(&header(c), stamp(0, 0), (at(0), elsewhere), false, at(1));
+                r.datagram(&record(c), stamp(0, 0), (at(0), elsewhere), at(1));
                 if let Some(late) = old.next() {
-                    note(&mut r, &header(late), stamp(0, 0), at(1));
+                    note(&mut r, &record(late), stamp(0, 0), at(1));
                 }
             }
             let report = r.due(at(2000)).unwrap();
@@ -549,16 +550,16 @@ mod tests {
         let elsewhere = SocketAddr::new(HERE.ip(), 8);
         for (overtaken, late) in [(500, 100), (5000, 4000)] {
             let mut r = Receiver::default();
-            note(&mut r, &header(0), stamp(0, 0), at(0));
+            note(&mut r, &record(0), stamp(0, 0), at(0));
             let mut new = 1 + overtaken..;
             let mut receive = |r: &mut Receiver, ms| {
-                let counter = header(new.next().expect("one"));
-                r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), false, at(ms));
+                let counter = record(new.next().expect("one"));
+                r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), at(ms));
                 r.packets(at(ms));
             };
             receive(&mut r, 900);
             for c in 1..=late {
-                note(&mut r, &header(c), stamp(0, 0), at(950));
+                note(&mut r, &record(c), stamp(0, 0), at(950));
             }
             let early = r.due(at(1000)).expect("a report");
             receive(&mut r, 1001);
@@ -572,7 +573,7 @@ mod tests {
     fn a_datagram_that_arrives_beyond_the_horizon_is_no_longer_lost() {
         let mut r = Receiver::default();
         for c in (0..3000).filter(|c| *c != 100).chain([100]) {
-            note(&mut r, &header(c), stamp(0, 0), at(0));
+            note(&mut r, &record(c), stamp(0, 0), at(0));
         }
         let report = r.due(at(1000)).expect("a report");
         assert_eq!((report.lost, report.reordering), (0, 2899));
@@ -601,7 +602,7 @@ mod tests {
     #[test]
     fn reports_and_keepalives_alone_are_not_reported_on() {
         let mut r = Receiver::default();
-        r.datagram(&header(0), stamp(0, 0), (at(0), HERE), false, at(0));
+        r.datagram(&record(0), stamp(0, 0), (at(0), HERE), at(0));
         assert_eq!((r.next_report(), r.due(at(5000))), (None, None));
     }
 

@@ -3,6 +3,7 @@
 
 pub mod address_validation;
 pub mod check;
+pub mod fold;
 pub mod frame;
 pub mod health;
 pub mod path_mtu;

@@ -13,7 +13,8 @@
 //! A probe that was too large leaves a gap in the counters. The record behind it says so
 //! ([`Stamp::follows_probe`](super::stamp::Stamp::follows_probe)), and the peer counts no loss.
 
-use super::frame::SLICE_OVERHEAD;
+use super::fold::{SLICE4, SLICE6};
+use super::frame::{LAST_SAVES, SLICE_OVERHEAD};
 use super::repair::parity;
 use super::stamp::RECORD_OVERHEAD;
 use crate::time::Instant;
@@ -101,12 +102,14 @@ impl PathMtu {
         self.size() + usize::from(self.overhead)
     }
 
-    /// Returns the inner MTU for TCP, at most `mtu`: a segment in a slice, with its IP header at
-    /// `ip_at`, fits one record, so that a lost datagram costs no second segment. It is `mtu` until
+    /// Returns the inner MTU for TCP, at most `mtu`: a segment in a slice, with its IP header (IPv4
+    /// with DF, or IPv6) at `ip_at`, fits one record, so that a lost datagram costs no second segment. It is `mtu` until
     /// the search has refused the record or is over.
-    pub fn segment_mtu(&self, mtu: usize, ip_at: usize, repairs: bool) -> usize {
+    pub fn segment_mtu(&self, mtu: usize, ip_at: usize, is_v6: bool, repairs: bool) -> usize {
         let room = if repairs { parity::ROOM } else { 0 };
-        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD + ip_at + room;
+        let folded = if is_v6 { SLICE6 } else { SLICE4 };
+        let slice = SLICE_OVERHEAD - LAST_SAVES;
+        let overhead = RECORD_OVERHEAD + slice + ip_at + room - folded;
         let record = mtu + overhead;
         let known = record >= usize::from(self.refused) || self.candidate().is_none();
         if known && !self.base_unsure {
@@ -283,20 +286,36 @@ mod tests {
 
     #[test]
     fn segments_are_limited_once_the_search_has_refused_them() {
-        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD;
+        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD - LAST_SAVES - SLICE4;
         let mut path = PathMtu::new(true);
-        assert_eq!(path.segment_mtu(1420, 0, false), 1420, "nothing is known");
+        assert_eq!(
+            path.segment_mtu(1444, 0, false, false),
+            1444,
+            "nothing is known"
+        );
         search(&mut path, 0, 120, 1452);
-        assert_eq!(path.segment_mtu(1420, 0, false), 1452 - overhead);
-        assert_eq!(path.segment_mtu(1420, 14, false), 1452 - overhead - 14);
-        assert_eq!(path.segment_mtu(1400, 0, false), 1400);
+        assert_eq!(path.segment_mtu(1444, 0, false, false), 1452 - overhead);
+        assert_eq!(
+            path.segment_mtu(1444, 14, false, false),
+            1452 - overhead - 14
+        );
+        assert_eq!(path.segment_mtu(1400, 0, false, false), 1400);
         let mut path = PathMtu::new(true);
         path.too_large(1460);
         assert_eq!(
-            path.segment_mtu(1420, 0, false),
+            path.segment_mtu(1444, 0, false, false),
             usize::from(BASE) - overhead,
             "the interface has refused the record"
         );
+    }
+
+    #[test]
+    fn the_default_mtu_fits_a_path_of_1500_bytes_with_room_for_parity() {
+        let mut path = PathMtu::new(false);
+        search(&mut path, 0, 120, 1472);
+        assert_eq!(path.segment_mtu(9000, 0, false, true), 1444);
+        assert_eq!(path.segment_mtu(9000, 0, true, true), 1440);
+        assert_eq!(path.segment_mtu(9000, 0, true, false), 1445);
     }
 
     #[test]

@@ -6,29 +6,30 @@
 //! small packets are never delayed for a fuller record. The end of one super-packet and the start
 //! of the next share a record, which keeps all datagrams of a batch the same size.
 
-use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
 use crate::native::address_validation::AddressValidation;
+use crate::native::fold::Fold;
 use crate::native::frame::{
-    self, FRAGMENT_OVERHEAD, MIN_CHUNK, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD,
-    SliceHead,
+    self, FRAGMENT_OVERHEAD, LAST_SAVES, MIN_CHUNK, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN,
+    SLICE_OVERHEAD, SliceHead,
 };
 use crate::native::health::Report;
 use crate::native::probe_request::ProbeRequest;
 use crate::native::repair::{self, parity};
 use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
+use crate::noise::Protocol;
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox, Payload};
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::PROTO_TCP;
-use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
+use seikan_wire::message::{RECORD_HEADER_LEN, TAG_LEN};
 use seikan_wire::tcp;
 
 /// Offset of the first frame in a record.
-const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
+const FRAMES_AT: usize = RECORD_HEADER_LEN + STAMP_LEN;
 /// A record that is at most this much shorter than the datagrams of its run is padded, so that the
 /// run continues.
 const MAX_PADDING: usize = 400;
@@ -93,6 +94,8 @@ pub struct RecordWriter<'a> {
     outgoing: &'a mut Outgoing,
     /// Bytes of the open record so far, including the header.
     used: usize,
+    /// Its last frame has the flag LAST, so nothing can follow.
+    complete: bool,
     payload: Payload,
 }
 
@@ -110,6 +113,7 @@ impl<'a> RecordWriter<'a> {
             envelope,
             outgoing,
             used: FRAMES_AT,
+            complete: false,
             payload: Payload::default(),
         }
     }
@@ -155,8 +159,9 @@ impl<'a> RecordWriter<'a> {
             Some(Transport::Tcp) if packet.gso_size >= MIN_CHUNK => {
                 (packet.header_len, packet.gso_size)
             }
-            None if PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
-                && !packet.ip.fragment =>
+            None if !packet.ip.fragment
+                && self.whole_form(packet.bytes.len(), || Fold::of_packet(packet))
+                    == Form::Parts =>
             {
                 // The headers of an ordinary packet end where its transport begins.
                 let transport = &packet.bytes[packet.header_len..];
@@ -176,44 +181,64 @@ impl<'a> RecordWriter<'a> {
     }
 
     fn left(&self) -> usize {
-        self.envelope.size - TAG_LEN - self.used
+        if self.complete {
+            0
+        } else {
+            self.envelope.size - TAG_LEN - self.used
+        }
+    }
+
+    /// The form in which a packet of this length is sent; `fold` says what it can leave out.
+    fn whole_form(&self, length: usize, fold: impl FnOnce() -> Option<Fold>) -> Form {
+        let over = (PACKET_OVERHEAD + length).saturating_sub(self.capacity());
+        if over == 0 {
+            return Form::Whole;
+        }
+        match fold() {
+            Some(fold) if over <= LAST_SAVES + fold.len() => Form::Last(fold),
+            _ => Form::Parts,
+        }
     }
 
     /// Adds an Ethernet frame that carries no IP.
     pub fn frame(&mut self, frame: &[u8]) -> Result<(), DropReason> {
-        self.whole(frame.len(), false, |out| {
-            out[..frame.len()].copy_from_slice(frame);
-        })
+        let form = self.whole_form(frame.len(), || Some(Fold::none()));
+        self.whole(frame.len(), false, form, |out| out.copy_from_slice(frame))
     }
 
     fn segment(&mut self, packet: &SuperPacket<'_>, i: usize) -> Result<(), DropReason> {
         let partial = self.envelope.offload && packet.partial;
-        self.whole(packet.segment_len(i), partial, |out| {
-            packet.segment(i, partial, out);
-        })
+        let length = packet.segment_len(i);
+        let form = self.whole_form(length, || Fold::of_packet(packet));
+        self.whole(length, partial, form, |out| packet.segment(i, partial, out))
     }
 
-    /// Adds a packet of this length, which `write` writes: whole, or in fragments.
+    /// Adds a packet of this length, which `write` writes, in this form.
     #[inline]
     fn whole(
         &mut self,
         length: usize,
         partial: bool,
+        form: Form,
         write: impl FnOnce(&mut [u8]),
     ) -> Result<(), DropReason> {
-        if PACKET_OVERHEAD + length > self.capacity() {
-            let mut packet = vec![0; length];
-            write(&mut packet);
-            return self.fragments(&packet, partial);
-        }
-        if PACKET_OVERHEAD + length > self.left() {
+        let last = match &form {
+            Form::Whole => None,
+            Form::Last(fold) => Some(fold),
+            Form::Parts => {
+                let mut packet = vec![0; length];
+                write(&mut packet);
+                return self.fragments(&packet, partial);
+            }
+        };
+        let saved = last.map_or(0, |fold| LAST_SAVES + fold.len());
+        if PACKET_OVERHEAD + length - saved > self.left() {
             self.close(true)?;
         }
         let used = self.used;
         let out = &mut self.buffer()?[used..];
-        frame::write_packet(out, length, partial);
-        write(&mut out[PACKET_OVERHEAD..]);
-        self.used += PACKET_OVERHEAD + length;
+        self.used += frame::write_packet(out, length, partial, last, write);
+        self.complete = last.is_some();
         self.payload.packets += 1;
         self.payload.bytes += length as u64;
         Ok(())
@@ -229,12 +254,14 @@ impl<'a> RecordWriter<'a> {
         let (header, payload) = packet.bytes.split_at(header_len);
         let id = self.take_id();
         let fixed = SLICE_OVERHEAD + header_len;
+        let fold = Fold::of_slice(packet);
+        let saves = fold.as_ref().map_or(0, |fold| LAST_SAVES + fold.len());
         // A super-packet that does not fit the rest of the run would arrive in two receives and
         // cost the far device two writes. It starts a new run instead.
         let Envelope {
             destination, peer, ..
         } = self.envelope;
-        let room = self.capacity() - fixed;
+        let room = self.capacity() - fixed + saves;
         let unit = slice_unit(room, gso_size);
         let records = payload.len().div_ceil(room - room % unit);
         if records <= MAX_SEGMENTS && !self.outbox.run_takes(&destination, Some(peer), records) {
@@ -243,28 +270,30 @@ impl<'a> RecordWriter<'a> {
         let mut offset = 0;
         while offset < payload.len() {
             let rest = payload.len() - offset;
-            if self.left() < fixed + rest.min(unit.max(MIN_CHUNK)) {
+            // Small ones always fit in the usual form.
+            let saves = if rest < MIN_CHUNK { 0 } else { saves };
+            if self.left() + saves < fixed + rest.min(unit.max(MIN_CHUNK)) {
                 self.close(true)?;
             }
-            let room = self.left() - fixed;
+            let room = self.left() + saves - fixed;
             let length = if rest <= room {
                 rest
             } else {
                 room - room % unit
             };
+            let last = fold.as_ref().filter(|_| self.left() < fixed + length);
             let used = self.used;
             let out = &mut self.buffer()?[used..];
             let head = SliceHead {
                 id,
                 offset,
-                total: payload.len(),
+                ends: length == rest,
                 gso_size,
                 ecn,
             };
-            frame::write_slice(out, &head, header_len + length);
-            out[SLICE_OVERHEAD..fixed].copy_from_slice(header);
-            out[fixed..fixed + length].copy_from_slice(&payload[offset..offset + length]);
-            self.used += fixed + length;
+            let chunk = &payload[offset..offset + length];
+            self.used += frame::write_slice(out, &head, header, chunk, last);
+            self.complete = last.is_some();
             offset += length;
         }
         Ok(())
@@ -375,7 +404,7 @@ impl<'a> RecordWriter<'a> {
         if self.used == FRAMES_AT {
             return Ok(());
         }
-        if more {
+        if more && !self.complete {
             let length = self.used + TAG_LEN;
             let wanted = self
                 .outbox
@@ -440,6 +469,7 @@ impl<'a> RecordWriter<'a> {
             out[FRAMES_AT..FRAMES_AT + parity::OVERHEAD].copy_from_slice(&head.to_bytes());
             out[FRAMES_AT + parity::OVERHEAD..end].copy_from_slice(symbol);
             self.used = end;
+            self.complete = false;
             let sealed = self.seal_uncovered();
             // A record without space leaves nothing open.
             self.used = FRAMES_AT;
@@ -476,9 +506,9 @@ impl<'a> RecordWriter<'a> {
             follows_probe: std::mem::take(&mut self.session.probed),
             time: stamp,
         };
-        record[DATA_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());
+        record[RECORD_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());
         let ended = cover(self.outgoing, self.session, now, record);
-        self.session.seal(NATIVE_DATA, record);
+        self.session.seal(Protocol::Native, record);
         slot.commit_to_run(
             length,
             &destination,
@@ -487,8 +517,20 @@ impl<'a> RecordWriter<'a> {
             gso,
         );
         self.used = FRAMES_AT;
+        self.complete = false;
         Ok(ended)
     }
+}
+
+/// The form in which a packet is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// In a PACKET.
+    Whole,
+    /// In a PACKET that is the last frame of its record.
+    Last(Fold),
+    /// In more than one record.
+    Parts,
 }
 
 /// Returns the number of which the length of a slice is a multiple, where `room` bytes of payload

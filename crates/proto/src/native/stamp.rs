@@ -1,12 +1,12 @@
 //! The stamp at the start of a native record's plaintext.
 
 use crate::time::Instant;
-use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
+use seikan_wire::message::{RECORD_HEADER_LEN, TAG_LEN};
 
 /// Length in bytes of the stamp at the start of every record.
 pub const STAMP_LEN: usize = 3;
 /// Bytes of a record's header, stamp and tag.
-pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + STAMP_LEN + TAG_LEN;
+pub const RECORD_OVERHEAD: usize = RECORD_HEADER_LEN + STAMP_LEN + TAG_LEN;
 
 /// The bit of the first byte that says [`Stamp::follows_probe`].
 const FOLLOWS_PROBE: u8 = 0x80;

@@ -675,7 +675,9 @@ fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[
 fn drop_reason(error: &HandshakeError) -> DropReason {
     match error {
         HandshakeError::Length { .. } => DropReason::Truncated,
-        HandshakeError::UnexpectedType { .. } => DropReason::UnknownType,
+        HandshakeError::UnexpectedType { .. } | HandshakeError::SenderIndex { .. } => {
+            DropReason::UnknownType
+        }
         HandshakeError::Mac1 => DropReason::BadMac1,
         HandshakeError::ReceiverIndex { .. } => DropReason::UnknownIndex,
         _ => DropReason::BadHandshake,

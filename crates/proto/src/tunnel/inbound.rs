@@ -18,7 +18,7 @@ use crate::native::repair::flows::Segment;
 use crate::native::repair::receiver::{Part, Selection};
 use crate::native::repair::verdict::Verdict;
 use crate::native::repair::{self, parity};
-use crate::native::stamp::{STAMP_LEN, Stamp};
+use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::CheckOutcome;
@@ -28,7 +28,7 @@ use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ethernet::Mac;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
-use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
+use seikan_wire::message::{DataHeader, RecordHeader, TAG_LEN};
 use seikan_wire::tcp;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -139,29 +139,35 @@ impl Tunnel {
         if kind != self.protocol.data_type() {
             return self.handshake_message(now, bytes, arrival.from, buffers.outbox);
         }
-        let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
-        let id = *self
-            .indices
-            .get(header.receiver)
-            .ok_or(DropReason::UnknownIndex)?;
+        let (index, sent) = match self.protocol {
+            Protocol::WireGuard => DataHeader::read(bytes).map(|h| (h.receiver, h.counter)),
+            Protocol::Native => RecordHeader::read(bytes).map(|h| (h.receiver, h.counter.into())),
+        }
+        .ok_or(DropReason::Truncated)?;
+        let id = *self.indices.get(index).ok_or(DropReason::UnknownIndex)?;
         let peer = self.peers[id.0 as usize]
             .as_mut()
             .ok_or(DropReason::UnknownIndex)?;
         let (session, unconfirmed) = peer
             .sessions
-            .by_index(header.receiver)
+            .by_index(index)
             .ok_or(DropReason::UnknownIndex)?;
+        let counter = match self.protocol {
+            Protocol::WireGuard => sent,
+            Protocol::Native => session.whole_counter(sent as u32),
+        };
         if session.created.has_expired(REJECT_AFTER_TIME, now.mono)
-            || header.counter >= REJECT_AFTER_MESSAGES
+            || counter >= REJECT_AFTER_MESSAGES
         {
             return Err(DropReason::KeyExpired);
         }
-        let plaintext = session.open(&header, bytes)?;
+        let header_len = self.protocol.data_header_len();
+        let length = session.open(counter, &mut bytes[header_len..])?;
         peer.counters.received_bytes += bytes.len() as u64;
         // This is stricter than in the kernel, where any authenticated datagram moves the endpoint.
         // A datagram that was overtaken, or delayed by an attacker, shows where the peer was, not
         // where it is.
-        let newest = session.is_newest(header.counter);
+        let newest = session.is_newest(counter);
         let derived = session.created;
         let (from, began) = (arrival.from.source, session.initiator);
         let follows = newest
@@ -198,7 +204,13 @@ impl Tunnel {
         if unconfirmed {
             self.confirm_session(now, id);
         }
-        let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
+        let start = arrival.range.start + header_len;
+        let plaintext = start..start + length;
+        let record = Record {
+            session: index,
+            counter,
+            ecn: arrival.ecn(),
+        };
         let mut verdict = None;
         if self.protocol == Protocol::Native
             && let Some(peer) = self.peer_mut(id)
@@ -210,19 +222,12 @@ impl Tunnel {
             };
             // Keepalives count too, or their counters would be reported as lost.
             let health = &mut peer.path.health;
-            let marked = arrival.ecn() == ip::ECN_CE;
-            let origin = (derived, from);
-            verdict = health.datagram(&header, stamp, origin, marked, now.mono);
+            verdict = health.datagram(&record, stamp, (derived, from), now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
             age.is_some_and(|age| peer.timers.rekey_on_receive(&age, now.mono))
         });
-        let record = Record {
-            session: header.receiver,
-            counter: header.counter,
-            ecn: arrival.ecn(),
-        };
         let arrived = Arrived {
             record,
             derived,
@@ -348,7 +353,8 @@ impl Tunnel {
             {
                 let frames = used..used + ready.frames.len();
                 buffers.arena[frames.clone()].copy_from_slice(&ready.frames);
-                used = frames.end;
+                // A folded frame is restored beyond its end.
+                used = frames.end + TAG_LEN;
                 repair.give_back(ready.frames);
                 let receiving = Receiving {
                     sending,
@@ -528,7 +534,7 @@ fn native_frames<C: Carried>(
     frames: Range<usize>,
     buffers: &mut Buffers<'_>,
 ) {
-    let size = DATA_HEADER_LEN + STAMP_LEN + frames.len() + TAG_LEN;
+    let size = RECORD_OVERHEAD + frames.len();
     let mut frames = Frames::<C>::new(frames, record.ecn);
     // Frames are parsed for each part, and processed, or counted as dropped, for one.
     while let Some(frame) = frames.next(buffers.arena) {
@@ -609,8 +615,9 @@ fn native_frame<C: Carried>(
                 .map(|()| {
                     let bytes = &mut arena[range.start + ip_at..range.end];
                     let mtu = sending.inner_mtu as usize;
-                    clamp_syn(bytes, packet.partial, || {
-                        peer.path.mtu.segment_mtu(mtu, *ip_at, repairs)
+                    clamp_syn(bytes, packet.partial, |is_v6| {
+                        let path = &peer.path.mtu;
+                        path.segment_mtu(mtu, *ip_at, is_v6, repairs)
                     });
                     inbox.packet(arena, &packet, peer.id);
                 })

@@ -2,7 +2,6 @@
 
 use super::{Now, Tunnel};
 use crate::batch::PacketBatch;
-use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::mode::{Carried, Ethernet, Ip, MAX_ETHERNET_MTU, Mode};
@@ -426,8 +425,9 @@ fn native_reads<C: Carried>(
         };
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
-        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, || {
-            peer.path.mtu.segment_mtu(smaller, ip_at, repairs)
+        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, |is_v6| {
+            let mtu = &peer.path.mtu;
+            mtu.segment_mtu(smaller, ip_at, is_v6, repairs)
         });
         let packet = match SuperPacket::parse_at(read, ip_at) {
             Ok(packet) => packet,
@@ -579,7 +579,7 @@ fn wireguard_record(
     let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
     let out = slot.bytes();
     fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + content.length]);
-    session.seal(WIREGUARD_DATA, out);
+    session.seal(Protocol::WireGuard, out);
     slot.commit(total, &destination, Some(peer.id), content.payload);
     Ok(())
 }
@@ -639,10 +639,11 @@ fn destination(read: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Lowers the MSS of a SYN so that segments fit the inner MTU that `mtu` returns.
+/// Lowers the MSS of a SYN so that segments fit the inner MTU that `mtu` returns for IPv4 or, if called
+/// with true, IPv6.
 ///
 /// A complete checksum is updated; one that is `partial` does not cover the option.
-pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce() -> usize) {
+pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce(bool) -> usize) {
     let Ok(ip) = IpPacket::parse_headers(packet) else {
         return;
     };
@@ -653,7 +654,7 @@ pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce() -> 
     if segment.len() < 20 || tcp::flags(segment) & tcp::SYN == 0 {
         return;
     }
-    let limit = mtu()
+    let limit = mtu(ip.is_v6())
         .saturating_sub(if ip.is_v6() { 60 } else { 40 })
         .min(65_535) as u16;
     tcp::clamp_mss(segment, limit, partial);

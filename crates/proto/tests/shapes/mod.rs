@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "every test uses its part")]
 
 /// Bytes of a record besides its plaintext: header and tag.
-pub const OVERHEAD: usize = 32;
+pub const OVERHEAD: usize = 24;
 
 /// A shape of records.
 pub struct Shape {
@@ -37,16 +37,17 @@ pub fn fields(values: &[u16]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// SLICE: id, offset, total, segment size, headers, chunk.
+/// SLICE: id, offset, segment size, headers, chunk; with END if it reaches `total`.
 pub fn slice(id: u16, offset: u16, total: u16, gso: u16, chunk: usize) -> Vec<u8> {
-    let mut body = fields(&[id, offset, total, gso]);
+    let mut body = fields(&[id, offset, gso]);
     let mut headers = packet(20);
     headers[9] = 6;
     headers.extend([0; 12]);
     headers.extend([0x50, 0x10, 0, 0, 0, 0, 0, 0]);
     body.extend(headers);
     body.extend(vec![7; chunk]);
-    frame(2, &body)
+    let ends = usize::from(offset) + chunk == usize::from(total);
+    frame(if ends { 0x12 } else { 0x02 }, &body)
 }
 
 /// FRAGMENT: id, offset, total, chunk.
@@ -82,7 +83,7 @@ impl Shape {
         };
         let number = |n: usize, i: usize| (n * 300 + i) as u16;
         // The rest for a chunk after the headers of a slice.
-        let chunk = size - 3 - 51;
+        let chunk = size - 3 - 49;
         vec![
             shape("padding", Box::new(move |_| vec![0; size])),
             Shape {
@@ -117,6 +118,26 @@ impl Shape {
             shape(
                 "tiny last slices",
                 Box::new(move |n| full(size, |i| slice(number(n, i), 999, 1000, 1400, 1))),
+            ),
+            shape(
+                "a last slice behind tiny packets",
+                Box::new(move |n| {
+                    // Without a length, and with folded headers of 40 bytes: flags LAST and DF.
+                    let mut last = vec![0xc2];
+                    last.extend(fields(&[n as u16, 256, 256]));
+                    last.extend(packet(20));
+                    last.extend([0; 12]);
+                    last.extend([0x50, 0x10, 0, 0, 0, 0, 0, 0]);
+                    let tiny = frame(1, &packet(20));
+                    let chunk = 256.min(size - 3 - last.len());
+                    let mut plaintext = vec![0; 3];
+                    while plaintext.len() + tiny.len() + last.len() + chunk <= size {
+                        plaintext.extend(&tiny);
+                    }
+                    plaintext.extend(last);
+                    plaintext.resize(size, 7);
+                    plaintext
+                }),
             ),
             shape(
                 "tiny fragments",
