@@ -126,7 +126,7 @@ impl Fold {
     }
 
     /// Number of bytes left out.
-    pub fn len(&self) -> usize {
+    pub fn saved(&self) -> usize {
         let df = if self.df { 2 } else { 0 };
         match self.headers {
             Headers::NotIp => 0,
@@ -138,9 +138,9 @@ impl Fold {
     }
 
     /// Moves the last bytes of `frame` into the places of those left out. The frame is shorter by
-    /// [`Self::len`] then. It must be longer than its headers by that.
+    /// [`Self::saved`] then. It must be longer than its headers by that.
     pub fn apply(&self, frame: &mut [u8]) {
-        let mut from = frame.len() - self.len();
+        let mut from = frame.len() - self.saved();
         self.each_gap(|at, len| {
             frame.copy_within(from..from + len, at);
             from += len;
@@ -150,7 +150,7 @@ impl Fold {
     /// Moves the bytes back, for a frame that ends at `end` of `bytes`. Returns its true end; `None`
     /// if there is no space.
     fn undo(&self, bytes: &mut [u8], end: usize) -> Option<usize> {
-        let bytes = bytes.get_mut(..end + self.len())?;
+        let bytes = bytes.get_mut(..end + self.saved())?;
         let mut to = end;
         self.each_gap(|at, len| {
             bytes.copy_within(at..at + len, to);
@@ -312,7 +312,7 @@ mod tests {
     fn round_trip(fold: &Fold, packet: &[u8], is_slice: bool, ip_at: usize) -> Vec<u8> {
         let mut folded = packet.to_vec();
         fold.apply(&mut folded);
-        let cut = packet.len() - fold.len();
+        let cut = packet.len() - fold.saved();
         // Nothing but the gaps has changed, and they are as many.
         let mut expected = packet[..cut].to_vec();
         let mut gaps = 0;
@@ -320,7 +320,7 @@ mod tests {
             expected[at..at + len].copy_from_slice(&folded[at..at + len]);
             gaps += len;
         });
-        assert_eq!((&folded[..cut], fold.len()), (&expected[..], gaps));
+        assert_eq!((&folded[..cut], fold.saved()), (&expected[..], gaps));
         folded.truncate(cut);
         folded.extend([0x11; TAG_LEN + 1]);
         let unfold = if is_slice {
@@ -345,7 +345,7 @@ mod tests {
             let whole = SuperPacket::parse_at(&read, shape.link).expect("a packet");
             let fold = Fold::of_packet(&whole).expect("a right header");
             let saved = if shape.v6 { 2 } else if shape.df { 6 } else { 4 };
-            prop_assert_eq!(fold.len(), saved);
+            prop_assert_eq!(fold.saved(), saved);
             prop_assert_eq!(round_trip(&fold, &packet, false, shape.link), packet);
         }
 
@@ -366,7 +366,7 @@ mod tests {
             prop_assert_eq!(whole.header_len, shape.header_len());
             let fold = Fold::of_slice(&whole).expect("nothing unusual");
             let saved = if shape.v6 { SLICE6 } else if shape.df { SLICE4 } else { SLICE4 - 2 };
-            prop_assert_eq!(fold.len(), saved);
+            prop_assert_eq!(fold.saved(), saved);
             // A receiver of slices writes these fields anew.
             let mut expected = packet.clone();
             let ip = &mut expected[shape.link..];

@@ -458,7 +458,7 @@ fn folded(packet: &mut [u8], last: Option<&Fold>) -> usize {
         None => packet.len(),
         Some(fold) => {
             fold.apply(packet);
-            packet.len() - fold.len()
+            packet.len() - fold.saved()
         }
     }
 }

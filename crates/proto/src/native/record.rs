@@ -195,7 +195,7 @@ impl<'a> RecordWriter<'a> {
             return Form::Whole;
         }
         match fold() {
-            Some(fold) if over <= LAST_SAVES + fold.len() => Form::Last(fold),
+            Some(fold) if over <= LAST_SAVES + fold.saved() => Form::Last(fold),
             _ => Form::Parts,
         }
     }
@@ -231,7 +231,7 @@ impl<'a> RecordWriter<'a> {
                 return self.fragments(&packet, partial);
             }
         };
-        let saved = last.map_or(0, |fold| LAST_SAVES + fold.len());
+        let saved = last.map_or(0, |fold| LAST_SAVES + fold.saved());
         if PACKET_OVERHEAD + length - saved > self.left() {
             self.close(true)?;
         }
@@ -255,7 +255,7 @@ impl<'a> RecordWriter<'a> {
         let id = self.take_id();
         let fixed = SLICE_OVERHEAD + header_len;
         let fold = Fold::of_slice(packet);
-        let saves = fold.as_ref().map_or(0, |fold| LAST_SAVES + fold.len());
+        let saves = fold.as_ref().map_or(0, |fold| LAST_SAVES + fold.saved());
         // A super-packet that does not fit the rest of the run would arrive in two receives and
         // cost the far device two writes. It starts a new run instead.
         let Envelope {
