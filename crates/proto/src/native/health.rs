@@ -590,7 +590,7 @@ mod tests {
                 follows_probe: c == 30,
                 ..stamp(0, 0)
             };
-            verdicts.extend(r.datagram(&header(c), stamp, (at(0), HERE), false, at(0)));
+            verdicts.extend(r.datagram(&record(c), stamp, (at(0), HERE), at(0)));
         }
         r.packets(at(0));
         let report = r.due(at(1000)).expect("a report");
