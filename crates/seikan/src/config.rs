@@ -142,8 +142,8 @@ impl Builder {
         self
     }
 
-    /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default: 1420, or less if a path of
-    /// WireGuard's datagrams has a smaller one].
+    /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default: 1444; with WireGuard's
+    /// protocol 1420, or less if the path to a peer has a smaller one].
     pub fn mtu(mut self, bytes: u16) -> Builder {
         self.lines.number("mtu", bytes);
         self

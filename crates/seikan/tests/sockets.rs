@@ -69,8 +69,8 @@ fn datagrams_cross_in_both_directions() {
             Err(Error::PortInUse(53))
         ));
         let mut buf = vec![0; 65_536];
-        // 1420 bytes less the headers of IPv4 or IPv6 and UDP.
-        for (host, most) in [(RIGHT_V4, 1392), (RIGHT_V6, 1372)] {
+        // 1444 bytes less the headers of IPv4 or IPv6 and UDP.
+        for (host, most) in [(RIGHT_V4, 1416), (RIGHT_V6, 1396)] {
             let to = SocketAddr::new(address(host), 53);
             for length in [0, 1, most] {
                 let sent = vec![length as u8; length];
@@ -108,7 +108,7 @@ fn the_status_has_the_peer() {
         let _ = left.tcp_connect(("right", 80)).await;
         let status = left.status().await.expect("status");
         assert_eq!(status.addresses, left.addresses());
-        assert_eq!((status.mtu, status.coordinator), (1420, None));
+        assert_eq!((status.mtu, status.coordinator), (1444, None));
         let peer = &status.peers[0];
         assert_eq!(peer.name.as_deref(), Some("right"));
         assert_eq!(peer.state, PeerState::Up);
