@@ -3,8 +3,8 @@
 //! 1. the first packet to a known member, over links of several delays;
 //! 2. real members join and send at once; pairs of them reach each other;
 //! 3. simulated members join, until the requested number is reached. Then it measures the resources
-//!    of a daemon that talks to ten members, and the rate of a stream between two: with no changes,
-//!    and with a tenth of the members changing each minute, alternating.
+//!    of a daemon that talks to nobody, and of one that talks to ten members; and the latter, like
+//!    the rate of a stream between two, also while a tenth of the members change each minute.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub struct ScaleArguments {
     /// Pairs of daemons that connect
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pairs: u32,
-    /// Length of the measurement of a mostly idle daemon's processor time
+    /// Length of each measurement of a mostly idle daemon's processor time
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub idle: u32,
     /// Length of each measurement of a stream
@@ -77,7 +77,9 @@ struct Figures {
     join_to_answer: Vec<f64>,
     /// From the first packet of a pair until its answer: median, and the longest.
     pairs: [f64; 2],
-    /// Share of a processor that a daemon keeps busy which knows all and talks to ten.
+    /// Share of a processor that a daemon keeps busy which knows all and talks to nobody.
+    silent: f64,
+    /// The same of one that talks to ten.
     idle: f64,
     /// The same while a tenth of the members change each minute.
     idle_changing: f64,
@@ -198,8 +200,9 @@ fn measure(
         }
         reached.sort_by(f64::total_cmp);
         let active: Vec<usize> = (1..=ACTIVE).collect();
-        progress(0.6, "a daemon that talks to ten".to_owned());
+        progress(0.6, "a daemon that talks to nobody, and to ten".to_owned());
         let time = Duration::from_secs(arguments.idle.into());
+        let silent = test.idle(0, &[], time, interrupt)?;
         let idle = test.idle(0, &active, time, interrupt)?;
         orders.change.store(true, Ordering::Relaxed);
         let idle_changing = test.idle(0, &active, time, interrupt)?;
@@ -218,6 +221,7 @@ fn measure(
             first_packet: DELAYS.into_iter().zip(times).collect(),
             join_to_answer,
             pairs: [quantile(&reached, 0.5), quantile(&reached, 1.0)],
+            silent,
             idle,
             idle_changing,
             ratio: ratio(changing.median, still.median),
@@ -330,6 +334,7 @@ fn show(figures: &Figures) -> std::io::Result<()> {
         members,
         real,
         pairs,
+        silent,
         idle,
         idle_changing,
         still,
@@ -344,7 +349,8 @@ fn show(figures: &Figures) -> std::io::Result<()> {
     )?;
     writeln!(
         out,
-        "a daemon that talks to {ACTIVE} keeps {:.2} % of a processor busy, {:.2} % while a tenth of the members change each minute",
+        "a daemon that talks to nobody keeps {:.3} % of a processor busy; to {ACTIVE}, {:.2} %, and {:.2} % while a tenth of the members change each minute",
+        100.0 * silent,
         100.0 * idle,
         100.0 * idle_changing
     )?;
