@@ -23,6 +23,8 @@ const EARLY_INTERVAL: Duration = Duration::from_millis(100);
 /// A datagram that is later than this many counters counts as lost, unless it arrives before the
 /// report.
 const HORIZON: u64 = 1024;
+/// Most probes in a row that are no losses: the search for an MTU takes up to eleven at once.
+const MOST_PROBES: u64 = 32;
 /// Minimum number of datagrams sent after the first of their batch for their absence to be
 /// significant.
 const MANGLED_SAMPLE: u32 = 32;
@@ -231,21 +233,23 @@ impl Receiver {
             self.late(counter);
             if stamp.follows_probe && counter > 0 && self.is_awaited(counter - 1) {
                 // Nor is the probe lost.
-                self.late(counter - 1);
+                self.excuse(counter - 1);
             }
             return None;
         }
         let moved = self.from.replace(from).is_some_and(|before| before != from);
         let missing = counter - self.next;
-        if stamp.follows_probe {
-            self.probes += missing;
-            self.skip_to(counter);
-        } else if moved && missing > 0 {
-            self.overtaken = self.overtaken.saturating_add(missing);
+        let probes = stamp.follows_probe && !moved && (1..=MOST_PROBES).contains(&missing);
+        if moved && missing > 0 {
+            let probe = u64::from(stamp.follows_probe);
+            self.probes += probe;
+            self.overtaken = self.overtaken.saturating_add(missing - probe);
             self.overtook = now;
             self.skip_to(counter);
+        } else if probes {
+            self.probes += missing;
+            self.skip_to(counter);
         }
-        let probes = stamp.follows_probe && missing > 0;
         let missing = counter - self.next;
         self.advance(counter, stamp.position);
         let judge = self.judge.as_mut()?;
@@ -341,6 +345,12 @@ impl Receiver {
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
+        self.excuse(counter);
+    }
+
+    /// A counter below the highest one is not lost.
+    fn excuse(&mut self, counter: u64) {
+        let late = self.next - 1 - counter;
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
         if late < HORIZON && self.window[word] & bit == 0 {
             self.window[word] |= bit;

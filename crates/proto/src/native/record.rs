@@ -370,9 +370,9 @@ impl<'a> RecordWriter<'a> {
         frame::write_probe(&mut self.buffer()?[used..], id);
         self.used += PROBE_LEN;
         self.pad_to(size)?;
-        let sealed = self.seal_uncovered();
+        self.seal_uncovered()?;
         self.session.probed = true;
-        sealed
+        Ok(())
     }
 
     /// Seals an empty record: a keepalive.
