@@ -14,7 +14,7 @@ use crate::subject::Record;
 use crate::system::now;
 use crate::userspace::{Services, Stack, StackError, UserspaceError, adapt};
 use crate::worker::{self, ControlFlow, FIRST_SERVICE_TOKEN, Service};
-use seikan_config::{Config, Diagnostic};
+use seikan_config::{Config, Diagnostic, Severity};
 use seikan_mesh::agent::AgentError;
 use seikan_mesh::web_proxy::WebProxies;
 use seikan_sys::netlink::{Netlink, NetlinkError};
@@ -126,6 +126,14 @@ pub fn run(
     started: impl FnOnce(Started),
 ) -> Result<(), EmbeddedError> {
     let config = adapt(options.config, &mut log)?;
+    if config.metrics.is_some() {
+        let message = "`Metrics` is ignored: the program has the tunnel's status";
+        log(Diagnostic::new(
+            Severity::Warning,
+            config.name.as_str(),
+            message,
+        ));
+    }
     let netlink = Netlink::open()?;
     let (mut resolved, addresses) = endpoints::resolve_all(&config, &mut log);
     resolved.mtu = Some(mtu::inner_mtu(&resolved, &addresses, None, &netlink));
@@ -194,9 +202,22 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn answer(&mut self, node: &Node) {
+    fn answer(&mut self, node: &Node, epoll: &Epoll) {
         let mut drain = [0; 64];
-        while matches!(self.requests.wake.read(&mut drain), Ok(length) if length > 0) {}
+        loop {
+            match self.requests.wake.read(&mut drain) {
+                // Nobody owns the tunnel any more. The loop ends after the stack, whose resets it still sends.
+                Ok(0) => {
+                    let _ = epoll.delete(&self.requests.wake);
+                    if let Some(stack) = &node.stack {
+                        stack.sockets().end();
+                    }
+                    break;
+                }
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
         while let Ok(answer) = self.requests.queue.try_recv() {
             let now = now();
             let mut status = status::without_peers(node, &self.record);
@@ -225,7 +246,7 @@ impl Service for Parts<'_> {
             _ if NetworkMonitor::owns(token) => self.network.ready(token, epoll, node),
             Some(mesh) if Mesh::owns(token) => mesh.ready(token, epoll, node),
             _ => {
-                self.answer(node);
+                self.answer(node, epoll);
                 ControlFlow::Continue
             }
         }

@@ -1,13 +1,18 @@
 //! Ends of tunnels, also in the middle of something.
 
 use crate::bytes::MEBIBYTE;
-use crate::pair::{Hosts, configs, runtime, skip, start, with_pair};
+use crate::pair::{Hosts, PATIENCE, PORT, configs, runtime, skip, start, with_pair};
 use seikan::{Config, Error, Tunnel};
+use std::future::{Future, poll_fn};
 use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+
+const MOMENT: Duration = Duration::from_millis(30);
 
 #[test]
 fn dropping_a_tunnel_resets_its_connections_at_both_ends() {
@@ -121,6 +126,38 @@ fn a_tunnel_starts_again_on_the_same_port_after_it_was_closed() {
                 let tunnel = Tunnel::connect(config).await.expect("a tunnel");
                 tunnel.close().await;
             }
+        });
+    });
+    thread.expect("a thread").join().expect("no panic");
+}
+
+#[test]
+fn a_tunnel_that_nobody_waits_for_any_more_ends() {
+    let hosts = match Hosts::create() {
+        Ok(hosts) => hosts,
+        Err(reason) => return skip(&reason),
+    };
+    let config = configs().left.build().expect("a configuration");
+    let again = config.clone();
+    let thread = hosts.left.spawn_thread("starts", move || {
+        runtime().block_on(async {
+            let mut given_up = Box::pin(Tunnel::connect(config));
+            poll_fn(|context| Poll::Ready(given_up.as_mut().poll(context).is_pending())).await;
+            while UdpSocket::bind(("0.0.0.0", PORT)).is_ok() {
+                sleep(MOMENT).await;
+            }
+            // It has started, and its future is dropped with it.
+            sleep(10 * MOMENT).await;
+            drop(given_up);
+            let again = async {
+                loop {
+                    match Tunnel::connect(again.clone()).await {
+                        Ok(tunnel) => break tunnel.close().await,
+                        Err(_) => sleep(MOMENT).await,
+                    }
+                }
+            };
+            timeout(PATIENCE, again).await.expect("the port is free");
         });
     });
     thread.expect("a thread").join().expect("no panic");

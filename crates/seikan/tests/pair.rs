@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const RIGHT_V4: &str = "10.80.0.2";
 pub const RIGHT_V6: &str = "fd80::2";
 const NOBODY: u32 = 65534;
-const PORT: u16 = 51820;
+pub const PORT: u16 = 51820;
 
 /// Two hosts with a link.
 pub struct Hosts {

@@ -38,13 +38,13 @@ impl Waker {
 
     /// Makes the thread end.
     pub fn end(&self) {
-        self.ends.store(true, Ordering::Relaxed);
+        self.ends.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Whether the thread has to end.
     pub fn ends(&self) -> bool {
-        self.ends.load(Ordering::Relaxed)
+        self.ends.load(Ordering::Acquire)
     }
 }
 

@@ -233,8 +233,8 @@ impl Engine {
                     }
                 }
                 WAKE => {
-                    ends = self.shared.waker.ends();
                     self.shared.waker.clear();
+                    ends = self.shared.waker.ends();
                     self.take_commands();
                 }
                 LISTENER => self.accept(event.token as u32 as usize),
