@@ -122,6 +122,9 @@ impl Stack {
             waker,
         });
         let mtu = options.mtu as usize;
+        // Without ports of the host, the connections are those of this process: both ends of a pair of sockets.
+        let is_own = entrances.is_empty() && udp_entrances.is_empty() && options.exposed.is_empty();
+        let each = if is_own { 2 } else { 1 };
         let parts = Parts {
             device: Device::new(device, mtu),
             addresses: options.addresses,
@@ -130,7 +133,10 @@ impl Stack {
             udp_entrances,
             exposed: options.exposed,
             limits: Limits {
-                connections: options.limits.connections.min(descriptors()),
+                connections: options
+                    .limits
+                    .connections
+                    .min((descriptors() / each).max(1)),
                 ..options.limits
             },
             names,
