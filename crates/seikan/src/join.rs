@@ -8,9 +8,9 @@ use seikan_mesh::join::{Member, register};
 use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Credential, JoinRequest};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -64,13 +64,7 @@ impl Join {
 
     /// Registers this host, unless its file holds a member, and returns the configuration. Blocks.
     pub(crate) fn run(&self) -> Result<Config, Error> {
-        let registered = match fs::metadata(&self.file) {
-            // An empty file has no member.
-            Ok(metadata) => !metadata.is_file() || metadata.len() > 0,
-            Err(error) if error.kind() == ErrorKind::NotFound => false,
-            Err(source) => return Err(of_file(&self.file, source)),
-        };
-        if !registered {
+        if !self.is_registered()? {
             self.register()?;
         }
         let config = Config::from_file(&self.file)?;
@@ -78,6 +72,15 @@ impl Join {
             return config.web_proxy_from_env();
         }
         Ok(config)
+    }
+
+    fn is_registered(&self) -> Result<bool, Error> {
+        match fs::metadata(&self.file) {
+            // An empty file has no member.
+            Ok(metadata) => Ok(!metadata.is_file() || metadata.len() > 0),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(of_file(&self.file, source)),
+        }
     }
 
     fn register(&self) -> Result<(), Error> {
@@ -101,6 +104,10 @@ impl Join {
         let client = Client::new(&url, pin, None, web_proxies).map_err(failed)?;
         // Before the token is used up: the file may not be writable.
         let file = NewFile::create(&self.file)?;
+        if self.is_registered()? {
+            // By another call with this file, which the lock waited for.
+            return Ok(());
+        }
         let joined = wait_for(register(&client, &request)).map_err(failed)?;
         let member = Member {
             key: &key,
@@ -141,21 +148,13 @@ struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// Creates `FILE.new`, which only its user can read, in place of one that an interrupted attempt has left.
+    /// Creates or empties `FILE.new`, which only its user can read, and locks it. While another call holds the lock, it waits:
+    /// two members in one file would lose the key of the first.
     fn create(path: &Path) -> Result<NewFile<'_>, Error> {
         let mut new_path = path.as_os_str().to_owned();
         new_path.push(".new");
         let new_path = PathBuf::from(new_path);
-        let removed = fs::remove_file(&new_path);
-        if let Err(source) = removed
-            && source.kind() != ErrorKind::NotFound
-        {
-            return Err(of_file(&new_path, source));
-        }
-        let mut options = OpenOptions::new();
-        let options = options.write(true).create_new(true).mode(0o600);
-        let file = options.open(&new_path);
-        let file = file.map_err(|source| of_file(&new_path, source))?;
+        let file = locked(&new_path).map_err(|source| of_file(&new_path, source))?;
         Ok(NewFile {
             path,
             new_path,
@@ -176,15 +175,46 @@ impl NewFile<'_> {
 
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
-        // After `complete` there is none.
-        let _ = fs::remove_file(&self.new_path);
+        // After `complete` there is none, or that of a call that has waited for the lock.
+        if names(&self.new_path, &self.file).unwrap_or(false) {
+            let _ = fs::remove_file(&self.new_path);
+        }
+    }
+}
+
+/// Opens a file that is locked for as long as it is open, and empty.
+fn locked(path: &Path) -> std::io::Result<File> {
+    loop {
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options
+            .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+            .open(path)?;
+        file.lock()?;
+        // Whoever held the lock may have renamed or removed it.
+        if names(path, &file)? {
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            file.set_len(0)?;
+            return Ok(file);
+        }
+    }
+}
+
+/// Whether the path names this open file.
+fn names(path: &Path, file: &File) -> std::io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::thread;
+    use std::time::Duration;
 
     /// A join that fails as its coordinator cannot be reached: port 9 of this host is closed.
     fn join(file: &Path) -> Join {
@@ -206,6 +236,24 @@ mod tests {
         assert!(!new_path.exists());
         let mode = fs::metadata(&path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn two_joins_with_one_file_wait_for_each_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("svc.toml");
+        let first = NewFile::create(&path).expect("created");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| join(&path).run());
+            thread::sleep(Duration::from_millis(200));
+            assert!(!second.is_finished(), "it waits");
+            // No configuration, but that of the first.
+            first.complete("whole").expect("written");
+            let joined = second.join().expect("no panic");
+            assert!(matches!(joined, Err(Error::Config(_))), "{joined:?}");
+        });
+        assert_eq!(fs::read_to_string(&path).expect("read"), "whole");
+        assert_eq!(fs::read_dir(&folder).expect("read").count(), 1);
     }
 
     #[test]
