@@ -419,9 +419,10 @@ impl Receiver {
 
     /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
     fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
-        // A block with probes cannot be solved without them, but no segment waits for one.
+        // No segment waits for a probe, nor for a record that a full queue dropped: TCP has to see that
+        // loss, and as soon as without repair.
         let patience = match verdict {
-            Some(Verdict::Probes) => REORDERING,
+            Some(Verdict::Probes | Verdict::Congestion) => REORDERING,
             _ => HOLD,
         };
         while self.next < counter {
