@@ -40,6 +40,9 @@ const POSITIONS: u32 = 4096;
 const SHORT_BURST: u8 = 3;
 /// Weight of a gap in the mean rank of the positions.
 const WEIGHT: f64 = 1.0 / 8.0;
+/// Losses within this time after one in a full queue are of the same overflow. TCP slows down once for
+/// all losses of a round trip, so that it loses nothing by a mark too many.
+const OVERFLOW: Duration = Duration::from_millis(20);
 /// Mean rank from which on losses are those of the ends of bursts. It is 0.5 for random losses; its
 /// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
 const LATE_IN_BURST: f64 = 0.75;
@@ -77,6 +80,8 @@ pub struct Judge {
     position: u8,
     /// Class of its delay.
     class: usize,
+    /// When the test last found a loss in a full queue.
+    overflow: Option<Instant>,
 }
 
 /// Datagrams that arrived, and those that were lost before them.
@@ -99,6 +104,7 @@ impl Default for Judge {
             rank: 0.5,
             position: 0,
             class: 0,
+            overflow: None,
         }
     }
 }
@@ -117,10 +123,13 @@ impl Judge {
         self.count_delay(class, now);
         let is_high = self.highest > 0 && class.max(self.class) + NEAR_FULL >= self.highest;
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
+        let overflows = self
+            .overflow
+            .is_some_and(|at| now.duration_since(at) < OVERFLOW);
         if is_high {
             let expected = SUBTRACTED * self.usual();
             self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, self.alarm() + 1.0);
-        } else {
+        } else if !overflows {
             self.low.datagrams += 1;
             self.low.lost = self.low.lost.saturating_add(lost);
         }
@@ -128,7 +137,14 @@ impl Judge {
             self.low.datagrams /= 2;
             self.low.lost /= 2;
         }
-        let verdict = (missing > 0).then(|| self.judge(position, is_high, missing));
+        let verdict = (missing > 0).then(|| match self.judge(position, is_high, missing) {
+            Verdict::Random if overflows => Verdict::Congestion,
+            Verdict::Congestion => {
+                self.overflow = Some(now);
+                Verdict::Congestion
+            }
+            other => other,
+        });
         let count = &mut self.positions[usize::from(position.min(63))];
         *count += 1;
         if *count >= POSITIONS {
@@ -292,6 +308,19 @@ mod tests {
         // Nothing is known while the queue fills for the first time.
         let share = congestion(all);
         assert!(share > 0.9, "{share}");
+    }
+
+    #[test]
+    fn all_losses_of_one_overflow_are_congestion() {
+        // Slow start: bursts first wait longer than the queue is, and then much is lost at the delay
+        // of the full queue, a little of which is seen as high.
+        let all = (0..5400u64).map(|n| match n {
+            0..4000 => ((n % 4) as u8, n * 2, false),
+            4000..4400 => ((n % 4) as u8, 12_600, n % 2 == 0),
+            _ => (0, if n % 5 == 0 { 10_100 } else { 9_900 }, n % 3 == 0),
+        });
+        let share = congestion(all);
+        assert!(share > 0.95, "{share}");
     }
 
     #[test]
