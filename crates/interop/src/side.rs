@@ -107,7 +107,7 @@ fn our_program() -> Result<PathBuf> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build
-            .args(["build", "--quiet", "--locked", "--package", "seikan"])
+            .args(["build", "--quiet", "--locked", "--package", "seikan-cli"])
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");

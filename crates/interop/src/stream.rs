@@ -76,13 +76,14 @@ impl Stream {
         let sent = self
             .sender
             .join()
-            .map_err(|_| anyhow!("the sender panicked"))?
-            .context("sending")?;
+            .map_err(|_| anyhow!("the sender panicked"))?;
+        // If both have failed, the receiver has the cause: what it does not expect ends the stream.
         let report = self
             .receiver
             .join()
             .map_err(|_| anyhow!("the receiver panicked"))?
             .context("receiving")?;
+        let sent = sent.context("sending")?;
         ensure!(
             sent == report.bytes,
             "sent {sent} bytes, {} arrived",
