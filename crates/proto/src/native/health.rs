@@ -610,6 +610,20 @@ mod tests {
     }
 
     #[test]
+    fn more_is_missing_than_probes_are_sent_in_a_row() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        note(&mut r, &record(0), stamp(0, 0), at(0));
+        let stamp = Stamp {
+            follows_probe: true,
+            ..stamp(0, 0)
+        };
+        let verdict = r.datagram(&record(34), stamp, (at(0), HERE), at(0));
+        assert_eq!(verdict, Some(Verdict::Random));
+        assert_eq!(r.due(at(1000)).expect("a report").random_losses, 33);
+    }
+
+    #[test]
     fn reports_and_keepalives_alone_are_not_reported_on() {
         let mut r = Receiver::default();
         r.datagram(&record(0), stamp(0, 0), (at(0), HERE), at(0));

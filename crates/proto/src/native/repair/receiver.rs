@@ -887,6 +887,22 @@ mod tests {
     }
 
     #[test]
+    fn no_segment_waits_for_a_probe_or_a_record_that_a_full_queue_dropped() {
+        for verdict in [Verdict::Probes, Verdict::Congestion] {
+            let mut receiver = Receiver::default();
+            let of = |counter| Record {
+                session: 7,
+                counter,
+                ecn: 0,
+            };
+            receiver.record(of(0), at(0), &frames(0), None, at(0));
+            receiver.record(of(2), at(0), &frames(2), Some(verdict), at(5));
+            assert_eq!(ready(&mut receiver, 7), []);
+            assert_eq!(ready(&mut receiver, 8), [(2, Part::Ordered)], "{verdict:?}");
+        }
+    }
+
+    #[test]
     fn a_record_that_a_full_queue_dropped_counts_as_marked() {
         for (verdict, ecn) in [(Verdict::Congestion, ECN_CE), (Verdict::Random, 0)] {
             let mut receiver = Receiver::default();
