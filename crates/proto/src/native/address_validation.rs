@@ -12,7 +12,7 @@
 //! Native protocol only: WireGuard has no message that could validate an address before a session
 //! is renewed.
 
-use crate::native::check::Check;
+use crate::native::check::{Check, LARGEST_SHORT};
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const GIVE_UP: Duration = Duration::from_secs(3);
 /// Unknown acknowledgements after which the check is replaced, so that it cannot be guessed.
 const MAX_WRONG: u8 = 4;
 /// Maximum size of a check in bytes of UDP payload.
-const LARGEST_CHECK: usize = 52;
+const LARGEST_CHECK: usize = LARGEST_SHORT as usize;
 
 /// Validation state of one endpoint. The default is a validated endpoint.
 #[derive(Debug, Default)]

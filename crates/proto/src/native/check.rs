@@ -8,6 +8,9 @@ use crate::rng::Rng;
 /// Minimum size of a check in UDP payload bytes. The maximum is below the size of any MTU probe.
 const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
 
+/// Maximum size of a short check.
+pub(crate) const LARGEST_SHORT: u16 = LEAST_CHECK + 12;
+
 /// A check: a PROBE with this number and size. Both are random, so that only a receiver knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
@@ -34,7 +37,7 @@ impl Check {
         let Check { id, size } = Check::random(rng);
         Check {
             id,
-            size: LEAST_CHECK + size % 13,
+            size: LEAST_CHECK + size % (LARGEST_SHORT - LEAST_CHECK + 1),
         }
     }
 
