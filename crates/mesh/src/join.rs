@@ -50,7 +50,9 @@ impl Member<'_> {
     /// Returns its configuration as TOML.
     pub fn to_toml(&self) -> Zeroizing<String> {
         // Large enough for all: growing would leave copies of the secrets in freed memory.
-        let mut text = Zeroizing::new(String::with_capacity(4096));
+        let mut text = Zeroizing::new(String::with_capacity(
+            4096 + 64 * self.joined.addresses.len(),
+        ));
         text.push_str("# Written by `seikan join`. Holds secrets of this host: do not share it.\n");
         let mut line = |key: &str, value: &str| {
             for part in [key, " = \"", value, "\"\n"] {
