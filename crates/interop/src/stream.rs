@@ -77,7 +77,7 @@ impl Stream {
             .sender
             .join()
             .map_err(|_| anyhow!("the sender panicked"))?;
-        // If both have failed, the receiver has the cause: what it does not expect ends the stream.
+        // If both have failed, the receiver has the cause: it ends the stream at the first wrong byte.
         let report = self
             .receiver
             .join()

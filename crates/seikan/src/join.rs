@@ -191,7 +191,7 @@ fn locked(path: &Path) -> std::io::Result<File> {
             .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
             .open(path)?;
         file.lock()?;
-        // Whoever held the lock may have renamed or removed it.
+        // The former holder of the lock may have renamed or removed it.
         if names(path, &file)? {
             file.set_permissions(Permissions::from_mode(0o600))?;
             file.set_len(0)?;

@@ -18,7 +18,7 @@
 //!
 //! Everything is bounded. A reader that does not read closes the window of its connection, and so stops the sender. A writer
 //! waits for space. A datagram that finds no space is dropped and counted, as by a kernel. Dropping a stream ends it:
-//! gracefully, or with a reset if it holds bytes that were not read. All futures may be dropped: what they have begun is closed,
+//! gracefully, or with a reset if it holds bytes that were not read. A future may be dropped: a connection that it was opening is closed,
 //! except that [`Tunnel::join`] may still make the program a member.
 //!
 //! # Threads
