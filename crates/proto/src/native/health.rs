@@ -264,6 +264,11 @@ impl Receiver {
             Some(Verdict::Congestion) => {
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
+            Some(Verdict::Overflow { earlier }) => {
+                report.random_losses = report.random_losses.saturating_sub(earlier);
+                let lost = lost.saturating_add(earlier);
+                report.congestion_losses = report.congestion_losses.saturating_add(lost);
+            }
             Some(Verdict::Random) => {
                 report.random_losses = report.random_losses.saturating_add(lost);
                 self.early
@@ -619,8 +624,23 @@ mod tests {
             ..stamp(0, 0)
         };
         let verdict = r.datagram(&record(34), stamp, (at(0), HERE), at(0));
-        assert_eq!(verdict, Some(Verdict::Random));
-        assert_eq!(r.due(at(1000)).expect("a report").random_losses, 33);
+        assert_eq!(verdict, Some(Verdict::Overflow { earlier: 0 }));
+        assert_eq!(r.due(at(1000)).expect("a report").congestion_losses, 33);
+    }
+
+    #[test]
+    fn random_losses_shortly_before_many_others_are_those_of_the_same_queue() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        let missing_before = [0, 3, 40];
+        let mut counter = 0;
+        for missing in missing_before {
+            counter += missing;
+            note(&mut r, &record(counter), stamp(0, 0), at(0));
+            counter += 1;
+        }
+        let report = r.due(at(1000)).expect("a report");
+        assert_eq!((report.random_losses, report.congestion_losses), (0, 43));
     }
 
     #[test]

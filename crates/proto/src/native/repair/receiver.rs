@@ -419,24 +419,43 @@ impl Receiver {
 
     /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
     fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
-        // No segment waits for a probe, nor for a record that a full queue dropped: TCP has to see that
-        // loss, and as soon as without repair.
+        // A record that a full queue dropped is not waited for: TCP has to see that loss, and as soon as
+        // without repair. Nor is a probe, but the record behind it may be late.
+        let congestion = matches!(
+            verdict,
+            Some(Verdict::Congestion | Verdict::Overflow { .. })
+        );
         let patience = match verdict {
-            Some(Verdict::Probes | Verdict::Congestion) => REORDERING,
+            _ if congestion => Duration::ZERO,
+            Some(Verdict::Probes) => REORDERING,
             _ => HOLD,
         };
+        if let Some(Verdict::Overflow { earlier }) = verdict {
+            self.lose_in_queue(earlier, now + patience);
+        }
         while self.next < counter {
             self.make_space(0, now);
             self.slots.push_back(Slot {
                 state: SlotState::Missing {
                     until: now + patience,
-                    congestion: verdict == Some(Verdict::Congestion),
+                    congestion,
                 },
                 frames: Vec::new(),
                 passed: 0,
                 ecn: 0,
             });
             self.next += 1;
+        }
+    }
+
+    /// The newest `count` missing records were lost in a full queue.
+    fn lose_in_queue(&mut self, count: u32, latest: Instant) {
+        let missing = self.slots.iter_mut().rev().filter(|slot| slot.missing());
+        for slot in missing.take(count as usize) {
+            if let SlotState::Missing { until, congestion } = &mut slot.state {
+                *until = latest.min(*until);
+                *congestion = true;
+            }
         }
     }
 
@@ -887,8 +906,8 @@ mod tests {
     }
 
     #[test]
-    fn no_segment_waits_for_a_probe_or_a_record_that_a_full_queue_dropped() {
-        for verdict in [Verdict::Probes, Verdict::Congestion] {
+    fn segments_hardly_wait_for_a_probe_and_not_for_a_record_that_a_full_queue_dropped() {
+        for (verdict, wait) in [(Verdict::Probes, 3), (Verdict::Congestion, 0)] {
             let mut receiver = Receiver::default();
             let of = |counter| Record {
                 session: 7,
@@ -897,14 +916,20 @@ mod tests {
             };
             receiver.record(of(0), at(0), &frames(0), None, at(0));
             receiver.record(of(2), at(0), &frames(2), Some(verdict), at(5));
-            assert_eq!(ready(&mut receiver, 7), []);
-            assert_eq!(ready(&mut receiver, 8), [(2, Part::Ordered)], "{verdict:?}");
+            if wait > 0 {
+                assert_eq!(ready(&mut receiver, 5 + wait - 1), []);
+            }
+            let passed = ready(&mut receiver, 5 + wait);
+            assert_eq!(passed, [(2, Part::Ordered)], "{verdict:?}");
         }
     }
 
     #[test]
     fn a_record_that_a_full_queue_dropped_counts_as_marked() {
-        for (verdict, ecn) in [(Verdict::Congestion, ECN_CE), (Verdict::Random, 0)] {
+        // The first waits for nothing, so that 2 is passed on before 1 is restored.
+        let congestion = vec![(2, 0), (1, ECN_CE)];
+        let random = vec![(1, 0), (1, 0), (2, 0)];
+        for (verdict, expected) in [(Verdict::Congestion, congestion), (Verdict::Random, random)] {
             let mut receiver = Receiver::default();
             let of = |counter| Record {
                 session: 7,
@@ -916,8 +941,26 @@ mod tests {
             receiver.record(of(3), at(0), &parity_of(0..3, 0, 1), None, at(1));
             let restored = std::iter::from_fn(|| receiver.take_ready(at(1)));
             let marks: Vec<_> = restored.map(|r| (r.record.counter, r.record.ecn)).collect();
-            assert_eq!(marks, [(1, ecn), (1, ecn), (2, 0)], "{verdict:?}");
+            assert_eq!(marks, expected, "{verdict:?}");
         }
+    }
+
+    #[test]
+    fn records_that_turn_out_to_be_lost_in_a_full_queue_are_waited_for_no_longer() {
+        let mut receiver = Receiver::default();
+        let mut receive = |counter, verdict, ms| {
+            let record = Record {
+                session: 7,
+                counter,
+                ecn: 0,
+            };
+            receiver.record(record, at(0), &frames(counter), verdict, at(ms));
+        };
+        receive(0, None, 0);
+        receive(2, Some(Verdict::Random), 5);
+        receive(5, Some(Verdict::Overflow { earlier: 1 }), 6);
+        let expected = [(2, Part::Ordered), (5, Part::Ordered)];
+        assert_eq!(ready(&mut receiver, 6), expected);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! A queue drops when it is full: the delay is near its highest then, or, if the queue is short
 //! against the bursts, the end of each burst is lost. A radio link or a damaged cable loses
 //! datagrams at any delay and any position. So losses at high delay are those of a queue if they
-//! are more frequent than at low delay.
+//! are more frequent than at low delay. Many losses in a row are also those of a queue: parity could
+//! not restore them in any case.
 
+use super::parity::{MAX_PARITIES, MAX_RECORDS};
 use crate::time::Instant;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// receive batches vary as much.
 const NOISE: u64 = 500;
 /// Classes of delay in an octave.
-const PER_OCTAVE: u32 = 8;
+const PER_OCTAVE: usize = 8;
 /// A delay is high if it is at most this many classes below the highest, which is 80 % of it.
 const NEAR_FULL: usize = 2;
 /// One in this many datagrams may exceed the highest delay: single ones have other reasons.
@@ -43,6 +45,8 @@ const WEIGHT: f64 = 1.0 / 8.0;
 /// Losses within this time after one in a full queue are of the same overflow. TCP slows down once for
 /// all losses of a round trip, so that it loses nothing by a mark too many.
 const OVERFLOW: Duration = Duration::from_millis(20);
+/// Losses that parity can restore, for each datagram that arrives.
+const RESTORABLE: f64 = MAX_PARITIES as f64 / MAX_RECORDS as f64;
 /// Mean rank from which on losses are those of the ends of bursts. It is 0.5 for random losses; its
 /// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
 const LATE_IN_BURST: f64 = 0.75;
@@ -52,6 +56,12 @@ const LATE_IN_BURST: f64 = 0.75;
 pub enum Verdict {
     /// Loss in a full queue.
     Congestion,
+    /// As Congestion, and so are losses shortly before it that were judged random: there are more than
+    /// parity can restore.
+    Overflow {
+        /// The number of these.
+        earlier: u32,
+    },
     /// Any other loss.
     Random,
     /// No loss: the missing datagrams are probes.
@@ -69,6 +79,9 @@ pub struct Judge {
     counted: u32,
     /// Class of the highest delay.
     highest: usize,
+    /// Class of the delay at which a queue was seen to be full, at most [`MEMORY`] ago: a busy host
+    /// delays some datagrams longer.
+    full: usize,
     low: Counts,
     /// Cumulative sum of the losses at high delay beyond those expected.
     excess: f64,
@@ -82,6 +95,16 @@ pub struct Judge {
     class: usize,
     /// When the test last found a loss in a full queue.
     overflow: Option<Instant>,
+    /// Cumulative sum of the losses beyond those that parity can restore.
+    unrestorable: f64,
+    recent: Recent,
+}
+
+/// Losses that were judged random, in [`OVERFLOW`] at most.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    since: Instant,
+    random: u32,
 }
 
 /// Datagrams that arrived, and those that were lost before them.
@@ -98,6 +121,7 @@ impl Default for Judge {
             since: Instant::BOOT,
             counted: 0,
             highest: 0,
+            full: usize::MAX,
             low: Counts::default(),
             excess: 0.0,
             positions: [0; 64],
@@ -105,6 +129,11 @@ impl Default for Judge {
             position: 0,
             class: 0,
             overflow: None,
+            unrestorable: 0.0,
+            recent: Recent {
+                since: Instant::BOOT,
+                random: 0,
+            },
         }
     }
 }
@@ -121,30 +150,34 @@ impl Judge {
     ) -> Option<Verdict> {
         let class = class_of(delay);
         self.count_delay(class, now);
-        let is_high = self.highest > 0 && class.max(self.class) + NEAR_FULL >= self.highest;
+        let around = class.max(self.class);
+        let is_high = self.highest > 0 && around + NEAR_FULL >= self.highest.min(self.full);
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
-        let overflows = self
-            .overflow
-            .is_some_and(|at| now.duration_since(at) < OVERFLOW);
+        let overflows = self.overflows(now);
         if is_high {
             let expected = SUBTRACTED * self.usual();
             self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, self.alarm() + 1.0);
-        } else if !overflows {
+        }
+        let sum = self.unrestorable + f64::from(lost) - RESTORABLE;
+        self.unrestorable = sum.clamp(0.0, MAX_PARITIES as f64 + 1.0);
+        let verdict = (missing > 0).then(|| {
+            let verdict = self.judge(position, is_high, missing);
+            self.judge_overflow(verdict, lost, now)
+        });
+        let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
+        // As many losses at a low delay are those of an outage.
+        if is_overflow && around + PER_OCTAVE >= self.highest {
+            self.full = self.full.min(around);
+        }
+        if !is_high && !overflows {
             self.low.datagrams += 1;
+            let lost = if is_overflow { 0 } else { lost };
             self.low.lost = self.low.lost.saturating_add(lost);
         }
         if self.low.datagrams >= LOW_DATAGRAMS {
             self.low.datagrams /= 2;
             self.low.lost /= 2;
         }
-        let verdict = (missing > 0).then(|| match self.judge(position, is_high, missing) {
-            Verdict::Random if overflows => Verdict::Congestion,
-            Verdict::Congestion => {
-                self.overflow = Some(now);
-                Verdict::Congestion
-            }
-            other => other,
-        });
         let count = &mut self.positions[usize::from(position.min(63))];
         *count += 1;
         if *count >= POSITIONS {
@@ -159,6 +192,7 @@ impl Judge {
         if now.duration_since(self.since) >= MEMORY {
             self.since = now;
             self.delays.iter_mut().for_each(|count| *count /= 2);
+            self.full = usize::MAX;
         }
         self.delays[class] += 1;
         self.counted = self.counted.wrapping_add(1);
@@ -182,6 +216,36 @@ impl Judge {
         } else {
             Verdict::Random
         }
+    }
+
+    /// Judges all losses of one overflow alike: `verdict` is on `lost` datagrams alone.
+    fn judge_overflow(&mut self, verdict: Verdict, lost: u32, now: Instant) -> Verdict {
+        if now.duration_since(self.recent.since) >= OVERFLOW {
+            self.recent = Recent {
+                since: now,
+                random: 0,
+            };
+        }
+        if self.unrestorable > MAX_PARITIES as f64 {
+            let earlier = std::mem::take(&mut self.recent.random);
+            self.low.lost = self.low.lost.saturating_sub(earlier);
+            self.overflow = Some(now);
+            return Verdict::Overflow { earlier };
+        }
+        if verdict == Verdict::Congestion {
+            self.overflow = Some(now);
+        } else if self.overflows(now) {
+            return Verdict::Congestion;
+        } else {
+            self.recent.random = self.recent.random.saturating_add(lost);
+        }
+        verdict
+    }
+
+    /// Whether losses at this time are of the same overflow as the last.
+    fn overflows(&self, now: Instant) -> bool {
+        let since = |at| now.duration_since(at);
+        self.overflow.is_some_and(|at| since(at) < OVERFLOW)
     }
 
     /// Loss rate at low delay; 1 % before there is evidence.
@@ -228,8 +292,8 @@ fn class_of(delay: u64) -> usize {
     // In 1024ths, so that the bits below the highest one tell the part of an octave.
     let scaled = delay.min(NOISE << 10) * 1024 / NOISE;
     let octave = scaled.ilog2() - 10;
-    let part = (scaled >> (octave + 10 - PER_OCTAVE.ilog2())) as u32 % PER_OCTAVE;
-    (1 + octave * PER_OCTAVE + part).min(63) as usize
+    let part = (scaled >> (octave + 10 - PER_OCTAVE.ilog2())) as usize % PER_OCTAVE;
+    (1 + octave as usize * PER_OCTAVE + part).min(63)
 }
 
 #[cfg(test)]
@@ -251,12 +315,16 @@ mod tests {
             }
             if let Some(verdict) = judge.datagram(position, delay, missing, now) {
                 gaps += 1;
-                congested += u32::from(verdict == Verdict::Congestion);
+                congested += u32::from(verdict != Verdict::Random);
             }
             missing = 0;
         }
         assert!(gaps > 20, "{gaps} gaps");
         f64::from(congested) / f64::from(gaps)
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
     }
 
     fn rng() -> rand_chacha::ChaCha8Rng {
@@ -321,6 +389,46 @@ mod tests {
         });
         let share = congestion(all);
         assert!(share > 0.95, "{share}");
+    }
+
+    #[test]
+    fn a_queue_that_was_seen_to_be_full_is_full_at_the_same_delay() {
+        let mut judge = Judge::default();
+        for n in 0..3000 {
+            let delay = if n % 20 == 0 { 14_000 } else { 2_000 };
+            judge.datagram(0, delay, 0, at(n));
+        }
+        assert_eq!(
+            judge.datagram(0, 10_000, 2, at(3000)),
+            Some(Verdict::Random)
+        );
+        judge.datagram(0, 10_000, 40, at(3050));
+        (0..200).for_each(|_| assert_eq!(judge.datagram(0, 2_000, 0, at(3100)), None));
+        let later = judge.datagram(0, 10_000, 4, at(3100));
+        assert_eq!(later, Some(Verdict::Congestion));
+    }
+
+    #[test]
+    fn losses_that_parity_cannot_restore_are_congestion_with_those_just_before() {
+        let mut judge = Judge::default();
+        // Delays above that of the full queue, as of a host that was busy.
+        for n in 0..3000 {
+            let delay = if n % 20 == 0 { 14_000 } else { 2_000 };
+            judge.datagram(0, delay, 0, at(n));
+        }
+        let mut missing = |missing, ms| judge.datagram(0, 10_000, missing, at(ms));
+        assert_eq!(missing(1, 3000), Some(Verdict::Random));
+        assert_eq!(missing(7, 3030), Some(Verdict::Random));
+        assert_eq!(missing(8, 3031), Some(Verdict::Random));
+        assert_eq!(missing(9, 3032), Some(Verdict::Overflow { earlier: 15 }));
+        assert_eq!(missing(1, 3033), Some(Verdict::Overflow { earlier: 0 }));
+        assert_eq!(missing(0, 3034), None);
+        (0..100).for_each(|_| assert_eq!(missing(0, 3035), None));
+        assert_eq!(missing(1, 3036), Some(Verdict::Congestion));
+        judge.datagram(0, 2_000, 0, at(3060));
+        let later = judge.datagram(0, 2_000, 1, at(3060));
+        assert_eq!(later, Some(Verdict::Random));
+        assert_eq!(judge.low.lost, 2);
     }
 
     #[test]
