@@ -1,18 +1,17 @@
 //! Programs with the library: its examples.
 
-use crate::common::{PATIENCE, eventually, in_world};
+use crate::common::eventually;
 use crate::mesh::site::at_a_site;
 use crate::userspace::client::{assert_echo, connect};
 use crate::userspace::user::{NOBODY, User};
-use seikan_sys::netns::NetNs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A copy of an example that the user may execute.
-fn example(user: &User, name: &str) -> PathBuf {
+pub fn example(user: &User, name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this binary");
     let build = test.parent().and_then(Path::parent).expect("the build");
     let program = user.folder.path().join(name);
@@ -66,76 +65,5 @@ fn a_program_joins_a_mesh_and_serves_its_members() {
         }
         let kept = user.home().join("svc.state");
         assert!(kept.is_dir(), "{kept:?}");
-    });
-}
-
-/// Counts the bytes of one connection; returns Gbit/s from its first byte to its last one.
-fn sink(listener: &TcpListener) -> f64 {
-    let (mut socket, _) = listener.accept().expect("a connection");
-    let mut chunk = vec![0; 1 << 20];
-    let mut length = socket.read(&mut chunk).expect("bytes");
-    let started = Instant::now();
-    loop {
-        match socket.read(&mut chunk).expect("bytes") {
-            0 => break,
-            more => length += more,
-        }
-    }
-    length as f64 * 8e-9 / started.elapsed().as_secs_f64()
-}
-
-/// Sends through the forwarded port for that time.
-fn send(at: &NetNs, to: &str, time: Duration) {
-    let mut socket = at
-        .run(|| TcpStream::connect(to))
-        .expect("namespace")
-        .expect("connected");
-    let (chunk, end) = (vec![0; 256 << 10], Instant::now() + time);
-    while Instant::now() < end {
-        socket.write_all(&chunk).expect("sent");
-    }
-}
-
-/// Prints the throughput of one stream by the library and by a forwarded port, to a tunnel with an interface.
-#[test]
-#[ignore = "a measurement: it needs an idle machine"]
-fn throughput_of_the_library_and_of_a_forwarded_port() {
-    in_world(["Protocol = native", ""], |world| {
-        let (user, left) = (User::new(NOBODY), &world.left);
-        let program = example(&user, "send");
-        let _right = world.up_with(&world.right, &["--protocol", "native"]);
-        let bound = world
-            .right
-            .namespace
-            .run(|| TcpListener::bind("10.80.0.2:7001"));
-        let listener = bound.expect("namespace").expect("bound");
-        let mut results = [Vec::new(), Vec::new()];
-        for _ in 0..5 {
-            let (mut tunnel, _) = user.up(left, &["--forward", "5300:10.80.0.2:7001"]);
-            std::thread::scope(|scope| {
-                let result = scope.spawn(|| sink(&listener));
-                send(&left.namespace, "127.0.0.1:5300", Duration::from_secs(3));
-                results[0].push(result.join().expect("a result"));
-            });
-            user.succeed(&left.namespace, &["down", left.config()]);
-            tunnel.wait(PATIENCE);
-            let words = [left.config(), "10.80.0.2:7001", "3"];
-            let mut command = user.command_of(&program, &words);
-            command.stderr(Stdio::inherit());
-            std::thread::scope(|scope| {
-                let result = scope.spawn(|| sink(&listener));
-                let mut child = left.namespace.spawn_command(&mut command).expect("started");
-                assert!(child.wait().expect("an end").success());
-                results[1].push(result.join().expect("a result"));
-            });
-        }
-        let [forward, library] = results.map(|mut all| {
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        });
-        println!(
-            "forward {forward:.2} Gbit/s, library {library:.2} Gbit/s, ratio {:.2}",
-            library / forward
-        );
     });
 }

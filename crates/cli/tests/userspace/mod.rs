@@ -5,4 +5,5 @@ mod library;
 mod life;
 mod member;
 mod services;
+mod throughput;
 mod user;
