@@ -270,7 +270,7 @@ check_openwrt() {
         sh -n "$root-control/$file"
     done
     [ "$(stat -c %a "$root/etc/config/seikan" "$root/etc/seikan" | tr '\n' ' ')" = "600 700 " ]
-    readelf -h "$root/usr/bin/seikan" | grep -qi "machine:.*$2"
+    readelf -h "$root/usr/bin/seikan" | grep -i "machine:.*$2" >/dev/null
     for file in usr/bin/seikan etc/init.d/seikan usr/lib/seikan/uci-to-toml lib/upgrade/keep.d/seikan; do
         cmp "$root/$file" "$root-apk/$file"
     done

@@ -17,7 +17,7 @@ start_networkd() {
 on office 'printf "[Match]\nName=*\n[Network]\nAddress=192.0.2.1/24\nKeepConfiguration=no\n" >/etc/systemd/network/90-all.network'
 before=$(settings)
 start_networkd
-on office 'networkctl list --no-pager --no-legend' | grep -q 'seikan0 .*unmanaged'
+on office 'networkctl list --no-pager --no-legend' | grep 'seikan0 .*unmanaged' >/dev/null
 sleep 1
 [ "$(settings)" = "$before" ] || fail "changed: $(diff <(echo "$before") <(settings))"
 on office 'seikan status seikan0 --json' | python3 -c '

@@ -5,7 +5,7 @@
 set -euo pipefail
 lintian --fail-on error,warning "$dist"/*.deb
 rpm --checksig --nosignature "$dist"/*.rpm
-rpm -qpl "$dist"/seikan-[0-9]*.rpm | grep -qx /usr/lib/systemd/system/seikan@.service
+rpm -qpl "$dist"/seikan-[0-9]*.rpm | grep -x /usr/lib/systemd/system/seikan@.service >/dev/null
 
 boot office branch
 began=$(date +%s.%N)
