@@ -1,6 +1,6 @@
 //! Values of command line options.
 
-use clap::ValueEnum;
+use clap::{Args, Command, ValueEnum};
 
 /// Parses a whole number of seconds, 1 to `MAX`.
 pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
@@ -17,4 +17,10 @@ pub(crate) fn name(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Returns options of which none is given.
+pub(crate) fn defaults<T: Args>() -> T {
+    let matches = T::augment_args(Command::new("")).get_matches_from([""]);
+    T::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }

@@ -20,12 +20,13 @@ use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
+use crate::site::Link;
 use crate::arguments::seconds;
 use crate::error::{LabError, Result, in_words};
 use crate::gateway;
 use crate::gateway::site::Nic;
-use crate::link::Link;
 use crate::machine::Machine;
+use crate::program::need_tun;
 use crate::tunnel::{self, Tunnel};
 
 pub use broken::Chapter;
@@ -46,12 +47,6 @@ pub struct DemoOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds::<60>)]
     pub seconds: f64,
-}
-
-impl Default for DemoOptions {
-    fn default() -> Self {
-        Self { seconds: 1.0 }
-    }
 }
 
 /// Measurements of one tunnel, or of the raw link.
@@ -121,7 +116,7 @@ pub fn enter_sandbox() -> Result<()> {
             ))
         })?;
     }
-    tunnel::need_tun().map_err(LabError::Setup)
+    need_tun().map_err(LabError::Setup)
 }
 
 /// Runs the demonstration; calls `progress` before every step.

@@ -1,7 +1,7 @@
 //! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the link, load through
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
-//! [`link`] makes two hosts ([`wire`] joins them with faults); [`tunnel`] starts a tunnel between them; [`seikan_load`] loads it; [`bench`](mod@bench)
+//! [`site`] makes hosts and joins them ([`wire`] with faults); [`tunnel`] starts a tunnel between them; [`seikan_load`] loads it; [`bench`](mod@bench)
 //! compares tunnels, also over emulated paths, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
 //! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path away, [`nat`] hides members from each other, [`scale`] has many, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
@@ -17,9 +17,7 @@ pub mod demo;
 mod error;
 pub mod etcd;
 pub mod gateway;
-pub mod host;
 pub mod hostile;
-pub mod link;
 mod load;
 pub mod machine;
 mod mesh;
@@ -31,6 +29,7 @@ pub mod report;
 pub mod reproduce;
 pub mod scale;
 pub mod scenario;
+pub mod site;
 pub mod tunnel;
 pub mod wire;
 

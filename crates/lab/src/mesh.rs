@@ -16,8 +16,8 @@ use ipnet::IpNet;
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
+use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::process::{Process, wait_for};
 use crate::program;
 use crate::tunnel::seikan::RUN_DIR;

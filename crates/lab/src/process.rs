@@ -12,7 +12,7 @@ use seikan_ui::Interrupt;
 
 use crate::cleanup::remove_at_end;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
+use crate::site::Host;
 
 /// How long a program may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -103,10 +103,21 @@ impl Process {
 
     /// The last lines of the log.
     pub fn last_words(&self) -> String {
-        let bytes = std::fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
+        let text = self.output();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(QUOTED_LINES)..].join("\n")
+    }
+
+    /// Asks it to end and waits; returns all of its output.
+    pub(crate) fn end(mut self) -> String {
+        self.terminate();
+        self.wait();
+        self.output()
+    }
+
+    fn output(&self) -> String {
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Ends it as a crash does, without a word.

@@ -1,6 +1,7 @@
 //! The programs that the lab runs: `seikan`, and itself for the parts that need a process of their
 //! own.
 
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,6 +46,26 @@ pub(crate) fn lab() -> std::result::Result<PathBuf, String> {
 /// Returns a command that runs [`lab`].
 pub(crate) fn lab_command() -> Result<Command> {
     lab().map(Command::new).map_err(LabError::Setup)
+}
+
+/// Whether [`seikan`] can run here, with tunnel devices.
+pub(crate) fn need_seikan() -> std::result::Result<(), String> {
+    need_tun()?;
+    seikan().map(drop)
+}
+
+/// Whether [`lab`] can run here, with tunnel devices.
+pub(crate) fn need_lab() -> std::result::Result<(), String> {
+    need_tun()?;
+    lab().map(drop)
+}
+
+/// Whether tunnel devices can be had, by opening the file that makes them.
+pub(crate) fn need_tun() -> std::result::Result<(), String> {
+    let opened = File::options().read(true).write(true).open("/dev/net/tun");
+    opened.map(drop).map_err(|e| format!(
+        "/dev/net/tun cannot be opened ({e}): load the module `tun`, or give this user or container the device"
+    ))
 }
 
 /// Returns the executable `name` in the folder of this one. Tests run in `deps`, below that folder.

@@ -13,13 +13,12 @@ use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
+use crate::site::{FIRST, Host, INTERNET, Link, Switch, address};
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::load::live;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::nat::flow::{EVERY, Flow};
-use crate::nat::site::{FIRST, INTERNET, Switch, address};
 use crate::process::Process;
 
 /// Real members, at most: as many as the switch's network has addresses, and some.
@@ -105,8 +104,8 @@ impl ScaleTest {
         }
         let end = FIRST + 1 + number as u8;
         let host = Host::create("member", end)?;
-        self.switch.plug(&host, &host.device, end)?;
-        self.switch.configure(&host, &host.device, end)?;
+        let link = Link::default();
+        self.switch.connect(&host, &host.device, end, &link)?;
         let interface = format!("c{}x{number}", std::process::id());
         let name = format!("real-{number}");
         let member = self.mesh.join(&host, &name, &interface)?;

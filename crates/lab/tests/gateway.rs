@@ -6,20 +6,12 @@ use std::time::Duration;
 
 use seikan_lab::LabError;
 use seikan_lab::bench::Load;
-use seikan_lab::gateway::site::{self, LAN, Lan, MAX_DEVICES, Nic, Site, on_wan};
+use seikan_lab::gateway::site::{self, LAN, Lan, MAX_DEVICES, Site, on_wan};
 use seikan_lab::gateway::{FORWARDING, GatewayOptions, GatewayReport, gateway};
 use seikan_load::{Ends, LoadError, wait_reachable};
 use seikan_ui::Interrupt;
 
-const PLAIN: Lan = Lan {
-    nic: Nic::Plain,
-    gro: true,
-    rps: false,
-    devices: 1,
-    rate: None,
-};
-
-/// One test at a time (threads and descriptors are counted, and figures compared); `None` where it may not run.
+/// One test at a time (processes and descriptors are counted, and figures compared); `None` where it may not run.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +112,7 @@ fn receive_packet_steering_changes_nothing_but_the_processor() {
 #[test]
 fn plain_nics_segment_at_the_device_and_merge_at_the_gateway() {
     let Some(_alone) = alone() else { return };
-    let site = Site::create(&PLAIN).expect("site");
+    let site = Site::create(&Lan::default()).expect("site");
     let of = |host, nic| site::offloads(host, nic).expect("offloads");
     let device = of(&site.device, &site.device.device);
     let cuts = |name: &str| {
@@ -132,7 +124,7 @@ fn plain_nics_segment_at_the_device_and_merge_at_the_gateway() {
     assert!(of(&site.gateway, LAN).iter().any(merges));
     let unmerged = Site::create(&Lan {
         gro: false,
-        ..PLAIN
+        ..Lan::default()
     })
     .expect("site");
     assert!(!of(&unmerged.gateway, LAN).iter().any(merges));
@@ -143,7 +135,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
     let Some(_alone) = alone() else { return };
     let site = Site::create(&Lan {
         devices: 3,
-        ..PLAIN
+        ..Lan::default()
     })
     .expect("site");
     site.let_gateway_forward().expect("forwarding");
@@ -224,22 +216,22 @@ fn a_device_of_a_mesh_reaches_a_member_behind_another_nat() {
     assert_eq!(report.absent[0].name, FORWARDING);
 }
 
-/// Namespaces and TUN devices that this process holds, and threads of the naive encapsulator.
+/// Namespaces that this process holds, and processes of the naive encapsulator that it has started.
 fn open_files() -> (Vec<PathBuf>, usize) {
     let entries = |path: &str| std::fs::read_dir(path).expect("procfs").flatten();
     let links = entries("/proc/self/fd").filter_map(|fd| std::fs::read_link(fd.path()).ok());
-    let ours = |link: &PathBuf| {
-        let text = link.to_string_lossy();
-        text.starts_with("net:[") || text.ends_with("/net/tun")
+    let ours = |link: &PathBuf| link.to_string_lossy().starts_with("net:[");
+    let is_child = |entry: &std::fs::DirEntry| {
+        let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
+        let [words, status] = ["cmdline", "status"].map(|name| {
+            let bytes = read(name);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let parent = format!("PPid:\t{}\n", std::process::id());
+        words.contains("\0naive\0") && status.contains(&parent)
     };
-    let names = entries("/proc/self/task").map(|task| {
-        let name = std::fs::read_to_string(task.path().join("comm"));
-        name.unwrap_or_default()
-    });
-    (
-        links.filter(ours).collect(),
-        names.filter(|name| name.trim() == "naive").count(),
-    )
+    let children = entries("/proc").filter(is_child).count();
+    (links.filter(ours).collect(), children)
 }
 
 #[test]
@@ -261,8 +253,8 @@ fn nothing_is_left_after_an_interruption() {
     assert!(matches!(outcome, Err(LabError::Interrupted)), "{outcome:?}");
     assert_eq!(
         (busy.0.len(), busy.1),
-        (4, 2),
-        "three hosts and a TUN device"
+        (3, 2),
+        "three hosts and both ends"
     );
     assert_eq!(open_files(), (Vec::new(), 0), "after");
 }

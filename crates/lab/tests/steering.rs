@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use seikan_lab::link::Link;
+use seikan_lab::site::Link;
 use seikan_lab::tunnel::{self, Changes};
 use seikan_load::counters::segments_out_of_order;
 use seikan_load::{LiveOptions, LoadError, live};

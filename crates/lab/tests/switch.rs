@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use seikan_lab::link::{Hosts, Link, PORTS};
+use seikan_lab::site::{Hosts, Link, PORTS};
 use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::tunnel::{self, Changes};
 use seikan_load::{Ends, LatencyOptions, LoadError, ping, wait_reachable};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use socket2::{Domain, InterfaceIndexOrAddress, Socket, Type};
 
 use super::site::{

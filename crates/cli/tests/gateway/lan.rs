@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use seikan_sys::ethtool::Feature;
 use serde_json::Value;
 

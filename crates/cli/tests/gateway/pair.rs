@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, io::IoSlice};
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN};
 use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::arp::{Arp, Operation};

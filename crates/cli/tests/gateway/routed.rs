@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 
 use crate::common::{PATIENCE, eventually};
 use crate::gateway::lan::{end, same, settled, traces};

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 
 use crate::gateway::site::{DEVICE, LISTED, Plan, SHOWN, at_site, ip};
 

@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use seikan_load::{
     Direction, Ends, LoadError, TcpOptions, UdpOptions, tcp_bulk, udp_flood, wait_reachable,
 };

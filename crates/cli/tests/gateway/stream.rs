@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use seikan_load::Pattern;
 
 use crate::common::PATIENCE;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN};
 use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 

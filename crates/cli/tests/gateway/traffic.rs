@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 
 use crate::common::eventually;
 use crate::gateway::site::{

@@ -3,14 +3,16 @@
 use clap::ValueEnum;
 use seikan_load::stats::{Spread, ratio};
 use seikan_load::{LatencyReport, TcpReport, UdpReport};
+use seikan_ui::time::utc_now;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{BenchOptions, Load};
+use crate::bench::Load;
 use crate::machine::Machine;
-use crate::tunnel::Tunnel;
 
 /// Name of the tunnel that ratios refer to.
-pub(crate) const YARDSTICK: &str = "raw";
+pub(crate) const RAW: &str = "raw";
+/// Name of the row without a tunnel through a gateway, that added latency refers to.
+pub const FORWARDING: &str = "forwarding";
 
 /// One figure of one load.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,6 +44,22 @@ impl Measured {
             Self::Failed(_) => None,
         }
     }
+
+    /// TCP segments sent again, warm-up included.
+    pub fn retransmitted(&self) -> Option<f64> {
+        match self {
+            Self::Tcp(r) => Some(r.retransmitted_segments as f64),
+            _ => None,
+        }
+    }
+
+    /// The first TCP stream's congestion window at the end, in bytes.
+    pub fn congestion_window(&self) -> Option<f64> {
+        match self {
+            Self::Tcp(r) => r.congestion_window.map(|bytes| bytes as f64),
+            _ => None,
+        }
+    }
 }
 
 /// A load's figure in a round.
@@ -53,7 +71,7 @@ pub struct RoundLoad {
     pub measured: Measured,
 }
 
-/// One tunnel in one round.
+/// One row in one round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Round {
     /// Idle round trips.
@@ -64,6 +82,9 @@ pub struct Round {
     pub peak_rss: Option<u64>,
     /// Why the tunnel did not start, or broke.
     pub error: Option<String>,
+    /// Status of both ends of a gateway's tunnel after the measurement, the gateway first.
+    #[serde(default)]
+    pub said: Vec<serde_json::Value>,
 }
 
 /// A load over all rounds.
@@ -75,13 +96,17 @@ pub struct LoadSummary {
     pub gbit_per_second: Spread,
     /// Busy CPU seconds of the whole machine per Gbit.
     pub cpu_seconds_per_gbit: Option<Spread>,
-    /// Median throughput divided by the raw link's.
-    pub ratio_to_raw: Option<f64>,
+    /// TCP segments sent again, warm-up included.
+    pub retransmitted: Option<Spread>,
+    /// The first TCP stream's congestion window at the end, in bytes.
+    pub congestion_window: Option<Spread>,
+    /// Median throughput divided by that of the yardstick.
+    pub ratio: Option<f64>,
 }
 
-/// One tunnel over all rounds.
+/// A tunnel, or a way through a gateway, over all rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TunnelReport {
+pub struct Row {
     /// Its name.
     pub name: String,
     /// Whether it is Seikan.
@@ -90,8 +115,11 @@ pub struct TunnelReport {
     pub version: Option<String>,
     /// Per load; loads that failed in every round are absent.
     pub loads: Vec<LoadSummary>,
-    /// Mean idle round trip, in microseconds.
+    /// Idle round trip, in microseconds: the mean, of gateways the median.
     pub ping_us: Option<Spread>,
+    /// Latency that a gateway adds to the kernel's forwarding in each direction, in microseconds: half
+    /// the difference of the round trips.
+    pub added_us: Option<f64>,
     /// Largest resident memory of a process of the tunnel, in bytes.
     pub peak_rss: Option<u64>,
     /// Errors, one line each.
@@ -100,14 +128,14 @@ pub struct TunnelReport {
     pub rounds: Vec<Round>,
 }
 
-impl TunnelReport {
+impl Row {
     /// The summary of `load`.
     pub fn load(&self, load: Load) -> Option<&LoadSummary> {
         self.loads.iter().find(|l| l.load == load)
     }
 }
 
-/// A tunnel that cannot run here.
+/// A row that cannot be measured here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absent {
     /// Its name.
@@ -116,53 +144,73 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// The whole comparison.
+/// The whole comparison, with its options.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BenchReport {
+pub struct Comparison<O> {
     /// When it ended, UTC.
     pub date: String,
     /// Where it ran.
     pub machine: Machine,
     /// Options of the run.
-    pub options: BenchOptions,
-    /// The tunnels that ran.
-    pub tunnels: Vec<TunnelReport>,
-    /// The tunnels that could not.
+    pub options: O,
+    /// The rows that ran.
+    pub rows: Vec<Row>,
+    /// The rows that could not.
     pub absent: Vec<Absent>,
 }
 
-impl BenchReport {
-    /// Whether the raw link or a Seikan tunnel failed. A failure of another tunnel is a finding,
-    /// and in the report.
+impl<O> Comparison<O> {
+    /// Of a run that ends now.
+    pub(crate) fn of(options: O, rows: Vec<Row>, absent: Vec<Absent>) -> Self {
+        Self {
+            date: utc_now(),
+            machine: Machine::this(),
+            options,
+            rows,
+            absent,
+        }
+    }
+
+    /// The row of that name.
+    pub fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
+    /// Whether a Seikan row, the raw link or plain forwarding failed. A failure of another tunnel is a
+    /// finding, and in the report.
     pub fn failed(&self) -> bool {
-        self.tunnels
-            .iter()
-            .any(|t| (t.own || t.name == YARDSTICK) && !t.errors.is_empty())
+        self.rows.iter().any(|row| {
+            (row.own || [RAW, FORWARDING].contains(&&*row.name)) && !row.errors.is_empty()
+        })
     }
 }
 
-/// A tunnel's rounds in one report.
-pub(super) fn summarise(tunnel: &dyn Tunnel, rounds: Vec<Round>) -> TunnelReport {
-    let figures = |load: Load, figure: fn(&Measured) -> Option<f64>| -> Vec<f64> {
-        let all = rounds
-            .iter()
-            .flat_map(|r| &r.loads)
-            .filter(|l| l.load == load);
-        all.filter_map(|l| figure(&l.measured)).collect()
-    };
+/// Rounds of a row in one summary, with a figure of its round trips.
+pub(crate) fn summarise(
+    name: &str,
+    own: bool,
+    version: Option<String>,
+    rounds: Vec<Round>,
+    ping: fn(&LatencyReport) -> f64,
+) -> Row {
     let loads = Load::value_variants().iter().filter_map(|&load| {
+        let figures = |figure: fn(&Measured) -> Option<f64>| {
+            let all = rounds.iter().flat_map(|round| &round.loads);
+            let of_load = all.filter(|l| l.load == load);
+            let values: Vec<f64> = of_load.filter_map(|l| figure(&l.measured)).collect();
+            Spread::of(&values)
+        };
         Some(LoadSummary {
             load,
-            gbit_per_second: Spread::of(&figures(load, Measured::gbit_per_second))?,
-            cpu_seconds_per_gbit: Spread::of(&figures(load, Measured::cpu_seconds_per_gbit)),
-            ratio_to_raw: None,
+            gbit_per_second: figures(Measured::gbit_per_second)?,
+            cpu_seconds_per_gbit: figures(Measured::cpu_seconds_per_gbit),
+            retransmitted: figures(Measured::retransmitted),
+            congestion_window: figures(Measured::congestion_window),
+            ratio: None,
         })
     });
-    let answered = rounds
-        .iter()
-        .filter_map(|r| r.latency)
-        .filter(|l| l.received > 0);
-    let pings: Vec<f64> = answered.map(|l| l.mean_us).collect();
+    let latencies = rounds.iter().filter_map(|round| round.latency.as_ref());
+    let answered = latencies.filter(|latency| latency.received > 0);
     let mut errors = Vec::new();
     for (number, round) in (1..).zip(&rounds) {
         errors.extend(round.error.iter().map(|e| format!("round {number}: {e}")));
@@ -171,70 +219,62 @@ pub(super) fn summarise(tunnel: &dyn Tunnel, rounds: Vec<Round>) -> TunnelReport
             _ => None,
         }));
     }
-    TunnelReport {
-        name: tunnel.name().to_owned(),
-        own: tunnel.is_own(),
-        version: tunnel.version(),
+    Row {
+        name: name.to_owned(),
+        own,
+        version,
         loads: loads.collect(),
-        ping_us: Spread::of(&pings),
-        peak_rss: rounds.iter().filter_map(|r| r.peak_rss).max(),
+        ping_us: Spread::of(&answered.map(ping).collect::<Vec<_>>()),
+        added_us: None,
+        peak_rss: rounds.iter().filter_map(|round| round.peak_rss).max(),
         errors,
         rounds,
     }
 }
 
-/// Fills in the ratios, when the raw link was measured.
-pub(super) fn with_ratios(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
-    let raw: Vec<LoadSummary> = tunnels
-        .iter()
-        .find(|t| t.name == YARDSTICK)
-        .map(|t| t.loads.clone())
-        .unwrap_or_default();
-    for load in tunnels.iter_mut().flat_map(|t| &mut t.loads) {
-        let base = raw.iter().find(|r| r.load == load.load);
-        load.ratio_to_raw =
+/// Fills in the ratios to a row, where that was measured.
+pub(crate) fn with_ratios(mut rows: Vec<Row>, yardstick: &str) -> Vec<Row> {
+    let base = rows.iter().find(|row| row.name == yardstick);
+    let base: Vec<LoadSummary> = base.map_or_else(Vec::new, |row| row.loads.clone());
+    for load in rows.iter_mut().flat_map(|row| &mut row.loads) {
+        let base = base.iter().find(|base| base.load == load.load);
+        load.ratio =
             base.and_then(|b| ratio(load.gbit_per_second.median, b.gbit_per_second.median));
     }
-    tunnels
+    rows
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tunnel(name: &str, gbit: &[f64]) -> TunnelReport {
+    fn row(name: &str, gbit: &[f64]) -> Row {
         let gbit_per_second = Spread::of(gbit).expect("values");
         let load = LoadSummary {
             load: Load::Tcp1,
             gbit_per_second,
             cpu_seconds_per_gbit: None,
-            ratio_to_raw: None,
+            retransmitted: None,
+            congestion_window: None,
+            ratio: None,
         };
-        TunnelReport {
-            name: name.to_owned(),
-            own: false,
-            version: None,
+        Row {
             loads: vec![load],
-            ping_us: None,
-            peak_rss: None,
-            errors: Vec::new(),
-            rounds: Vec::new(),
+            ..summarise(name, false, None, Vec::new(), |latency| latency.mean_us)
         }
     }
 
     #[test]
     fn ratios_are_of_medians_to_the_raw_link() {
-        let tunnels = with_ratios(vec![
-            tunnel("raw", &[10.0, 30.0, 20.0]),
-            tunnel("slow", &[1.0, 5.0, 9.0]),
-        ]);
-        let ratios: Vec<Option<f64>> = tunnels.iter().map(|t| t.loads[0].ratio_to_raw).collect();
+        let rows = [row("raw", &[10.0, 30.0, 20.0]), row("slow", &[1.0, 5.0, 9.0])];
+        let rows = with_ratios(rows.into(), RAW);
+        let ratios: Vec<Option<f64>> = rows.iter().map(|row| row.loads[0].ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.25)]);
     }
 
     #[test]
     fn without_the_raw_link_there_are_no_ratios() {
-        let tunnels = with_ratios(vec![tunnel("slow", &[1.0])]);
-        assert_eq!(tunnels[0].loads[0].ratio_to_raw, None);
+        let rows = with_ratios(vec![row("slow", &[1.0])], RAW);
+        assert_eq!(rows[0].loads[0].ratio, None);
     }
 }

@@ -14,22 +14,21 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
 use seikan_load::{
-    Direction, Ends, LatencyOptions, TcpOptions, UdpOptions, ping, tcp_bulk, udp_flood,
+    Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, ping, tcp_bulk,
+    udp_flood,
 };
-use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{self, seconds};
+use crate::arguments::{self, defaults, seconds};
 use crate::error::{LabError, Result, in_words};
-use crate::host::Congestion;
-use crate::link::Link;
-use crate::machine::Machine;
+use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
 
-pub(crate) use figures::YARDSTICK;
-pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
-use figures::{summarise, with_ratios};
+pub use figures::{
+    Absent, Comparison, FORWARDING, LoadSummary, Measured, Round, RoundLoad, Row,
+};
+pub(crate) use figures::{RAW, summarise, with_ratios};
 
 /// Rest after a tunnel answers, before it is measured, and between loads.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -146,9 +145,6 @@ pub struct BenchOptions {
     /// Loads to run; tcp1 with --path
     #[arg(long, alias = "load", value_name = "LOAD,...", value_delimiter = ',', default_value_if("path", ArgPredicate::IsPresent, "tcp1"), default_values_t = [Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp])]
     pub loads: Vec<Load>,
-    /// MTU of the link, in bytes.
-    #[arg(skip = 1500_u32)]
-    pub mtu: u32,
     /// Disable the offloads of the link, as on a plain NIC
     #[arg(long = "no-offload", action = ArgAction::SetFalse)]
     pub offload: bool,
@@ -162,18 +158,12 @@ pub struct BenchOptions {
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self {
-            seconds: 4.0,
-            rounds: 3,
-            only: None,
-            loads: vec![Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp],
-            mtu: 1500,
-            offload: true,
-            idle_peers: 0,
-            congestion: None,
-        }
+        defaults()
     }
 }
+
+/// A comparison of tunnels.
+pub type BenchReport = Comparison<BenchOptions>;
 
 /// Compares tunnels; calls `progress` before every step.
 ///
@@ -185,52 +175,66 @@ pub fn bench(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<BenchReport> {
     check(options)?;
-    let (present, absent) = choose(tunnel::all(options.idle_peers), options.only.as_deref())?;
-    let mut rounds: Vec<Vec<Round>> = present.iter().map(|_| Vec::new()).collect();
-    let per_tunnel = START_SECONDS + options.loads.len() as f64 * (options.seconds + 1.0);
-    let total = per_tunnel * present.len() as f64 * f64::from(options.rounds);
-    let mut done = 0.0;
-    for round in 1..=options.rounds {
-        for (tunnel, rounds) in present.iter().zip(&mut rounds) {
-            let mut step = |within: f64, what: &str| {
-                let step = format!(
-                    "round {round}/{}  {}  {what}",
-                    options.rounds,
-                    tunnel.name()
-                );
-                progress(Progress {
-                    fraction: ((done + within) / total).min(1.0),
-                    step,
-                });
-            };
-            rounds.push(measure(tunnel, options, interrupt, &mut step)?);
-            done += per_tunnel;
+    let (present, absent) = tunnels(options.idle_peers, options.only.as_deref())?;
+    let plan = Plan {
+        loads: &options.loads,
+        seconds: options.seconds,
+    };
+    let rounds = Rounds {
+        count: options.rounds,
+        each: plan.time(),
+    };
+    let name = |tunnel: &Arc<dyn Tunnel>| tunnel.name().to_owned();
+    let measured = rounds.interleave(&present, name, progress, |tunnel, _, step| {
+        measure(tunnel, options, plan, interrupt, step)
+    })?;
+    let rows = present.iter().zip(measured).map(|(tunnel, rounds)| {
+        let name = tunnel.name();
+        let mean = |latency: &LatencyReport| latency.mean_us;
+        summarise(name, tunnel.is_own(), tunnel.version(), rounds, mean)
+    });
+    let rows = with_ratios(rows.collect(), RAW);
+    Ok(Comparison::of(options.clone(), rows, absent))
+}
+
+/// How often every row is measured, and about how long each time, in seconds.
+pub(crate) struct Rounds {
+    pub(crate) count: u32,
+    pub(crate) each: f64,
+}
+
+impl Rounds {
+    /// Measures rows in interleaved rounds; returns the results of each row. `measure` gets the number of
+    /// the round, and reports its steps with the seconds that have passed.
+    pub(crate) fn interleave<T, R>(
+        &self,
+        rows: &[T],
+        name: impl Fn(&T) -> String,
+        progress: &mut dyn FnMut(Progress),
+        mut measure: impl FnMut(&T, u32, &mut dyn FnMut(f64, &str)) -> Result<R>,
+    ) -> Result<Vec<Vec<R>>> {
+        let mut results: Vec<Vec<R>> = rows.iter().map(|_| Vec::new()).collect();
+        let total = self.each * rows.len() as f64 * f64::from(self.count);
+        let mut done = 0.0;
+        for round in 1..=self.count {
+            for (row, results) in rows.iter().zip(&mut results) {
+                let mut step = |within: f64, what: &str| {
+                    progress(Progress {
+                        fraction: ((done + within) / total).min(1.0),
+                        step: format!("round {round}/{}  {}  {what}", self.count, name(row)),
+                    });
+                };
+                results.push(measure(row, round, &mut step)?);
+                done += self.each;
+            }
         }
+        Ok(results)
     }
-    let tunnels = present
-        .iter()
-        .zip(rounds)
-        .map(|(t, rounds)| summarise(t.as_ref(), rounds))
-        .collect();
-    Ok(BenchReport {
-        date: utc_now(),
-        machine: Machine::this(),
-        options: options.clone(),
-        tunnels: with_ratios(tunnels),
-        absent,
-    })
 }
 
 fn check(options: &BenchOptions) -> Result<()> {
     check_length(options.rounds, &options.loads, options.seconds)?;
-    refuse_path_loads(&options.loads)?;
-    if !(576..=65_535).contains(&options.mtu) {
-        return Err(LabError::Usage(format!(
-            "a link MTU of {} bytes: 576 to 65535 are possible",
-            options.mtu
-        )));
-    }
-    Ok(())
+    refuse_path_loads(&options.loads)
 }
 
 /// Refuses what would measure nothing, or for ever.
@@ -261,35 +265,12 @@ pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
 type Tunnels = Vec<Arc<dyn Tunnel>>;
 
 /// Returns the selected tunnels that can run, and those that cannot.
-fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
-    let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
-    if let Some(unknown) = only
-        .unwrap_or_default()
-        .iter()
-        .find(|n| !known.iter().any(|k| means(n, k)))
-    {
-        return Err(LabError::Usage(format!(
-            "unknown tunnel `{unknown}`; known tunnels: {}",
-            known.join(", ")
-        )));
-    }
-    let (mut present, mut absent) = (Vec::new(), Vec::new());
-    for tunnel in all {
-        let wanted = match only {
-            Some(names) => names.iter().any(|n| means(n, tunnel.name())),
-            None => tunnel.by_default(),
-        };
-        if !wanted {
-            continue;
-        }
-        match tunnel.availability() {
-            Ok(()) => present.push(tunnel),
-            Err(reason) => absent.push(Absent {
-                name: tunnel.name().to_owned(),
-                reason,
-            }),
-        }
-    }
+fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
+    let (present, absent) = choose(tunnel::all(idle_peers), only, |tunnel| Candidate {
+        name: tunnel.name(),
+        by_default: tunnel.by_default(),
+        availability: Box::new(|| tunnel.availability()),
+    })?;
     if present.is_empty() {
         let reasons: Vec<String> = absent
             .iter()
@@ -303,6 +284,53 @@ fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>
     Ok((present, absent))
 }
 
+/// A row that may be measured.
+pub(crate) struct Candidate<'a> {
+    pub(crate) name: &'a str,
+    /// Whether it is measured if nothing is named.
+    pub(crate) by_default: bool,
+    /// Whether it can run here.
+    pub(crate) availability: Box<dyn Fn() -> std::result::Result<(), String> + 'a>,
+}
+
+/// Returns the selected rows that can run, and those that cannot.
+pub(crate) fn choose<T>(
+    all: Vec<T>,
+    only: Option<&[String]>,
+    candidate: impl Fn(&T) -> Candidate<'_>,
+) -> Result<(Vec<T>, Vec<Absent>)> {
+    let is_known = |said: &String| all.iter().any(|row| means(said, candidate(row).name));
+    if let Some(unknown) = only.unwrap_or_default().iter().find(|said| !is_known(said)) {
+        let known: Vec<&str> = all.iter().map(|row| candidate(row).name).collect();
+        return Err(LabError::Usage(format!(
+            "cannot measure `{unknown}`: there are {}",
+            known.join(", ")
+        )));
+    }
+    let (mut present, mut absent) = (Vec::new(), Vec::new());
+    for row in all {
+        let this = candidate(&row);
+        let wanted = match only {
+            Some(names) => names.iter().any(|said| means(said, this.name)),
+            None => this.by_default,
+        };
+        if !wanted {
+            continue;
+        }
+        match (this.availability)() {
+            Ok(()) => {
+                drop(this);
+                present.push(row);
+            }
+            Err(reason) => absent.push(Absent {
+                name: this.name.to_owned(),
+                reason,
+            }),
+        }
+    }
+    Ok((present, absent))
+}
+
 /// Returns whether `said` names the tunnel `name`: Seikan may be named by its protocol alone.
 fn means(said: &str, name: &str) -> bool {
     said == name || name.strip_prefix("seikan-") == Some(said)
@@ -312,25 +340,20 @@ fn means(said: &str, name: &str) -> bool {
 fn measure(
     tunnel: &Arc<dyn Tunnel>,
     options: &BenchOptions,
+    plan: Plan<'_>,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64, &str),
 ) -> Result<Round> {
     step(0.0, "starting");
     let mut round = Round::default();
     let link = Link {
-        mtu: options.mtu,
-        offload: options.offload,
         congestion: options.congestion.unwrap_or_default(),
-        ..Link::default()
+        ..Link::default().offload(options.offload)
     };
     let outcome = tunnel::start(tunnel, link, interrupt).and_then(|running| {
         let Running {
             hosts, mut started, ..
         } = running;
-        let plan = Plan {
-            loads: &options.loads,
-            seconds: options.seconds,
-        };
         run_loads(
             &tunnel.ends(&hosts),
             &mut started,
@@ -350,6 +373,13 @@ pub(crate) struct Plan<'a> {
     pub(crate) loads: &'a [Load],
     /// Measured seconds of each.
     pub(crate) seconds: f64,
+}
+
+impl Plan<'_> {
+    /// About how long a row takes, in seconds.
+    pub(crate) fn time(&self) -> f64 {
+        START_SECONDS + self.loads.len() as f64 * (self.seconds + 1.0)
+    }
 }
 
 /// Measures latency, then every load, from end to end of what has been started; calls `step` before

@@ -15,10 +15,9 @@ use seikan_load::{LiveKind, LiveOptions, Meter};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
+use crate::site::{Host, Link};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
-use crate::host::Host;
-use crate::link::Link;
 use crate::load::live;
 use crate::scenario::doctor::{self, Diagnosis, DoctorArguments};
 use crate::scenario::lookup;

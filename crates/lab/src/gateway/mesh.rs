@@ -8,9 +8,9 @@ use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
 use crate::gateway::site::{Mode, Site};
-use crate::host::Host;
 use crate::mesh::Mesh;
 use crate::process::Processes;
+use crate::site::Host;
 use crate::tunnel::device_name;
 
 /// Port of the coordinator, on the host of the internet.
@@ -42,7 +42,9 @@ pub(super) fn start(
         processes.0.push(member.up(host, &[])?);
         Ok::<_, LabError>(member)
     };
-    let sections = mode.map(|mode| sections(mode, site));
+    // Devices get addresses from the mesh.
+    let addresses = site.devices().map(Host::addresses);
+    let sections = mode.map(|mode| mode.section(addresses, |_| String::new()));
     let gateway = join(&site.gateway, &sections.unwrap_or_default())?;
     let remote = join(&site.remote, "")?;
     let networks: Vec<_> = gateway.networks.iter().map(ipnet::IpNet::trunc).collect();
@@ -55,16 +57,4 @@ pub(super) fn start(
         processes,
         remote: remote.networks.iter().map(ipnet::IpNet::addr).collect(),
     })
-}
-
-/// Returns the sections of a gateway and its devices, which get addresses from the mesh.
-fn sections(mode: Mode, site: &Site) -> String {
-    let mut text = mode.section();
-    for (number, device) in (0..).zip(site.devices()) {
-        text += &format!(
-            "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\n",
-            device.address, device.address6
-        );
-    }
-    text
 }

@@ -5,7 +5,6 @@
 //! reference is our tunnel between two hosts that run it themselves, without a gateway. Plain
 //! forwarding of the kernel is the base of added latency.
 
-mod figures;
 mod mesh;
 pub mod naive;
 mod setup;
@@ -15,30 +14,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use seikan_load::Ends;
-use seikan_ui::time::utc_now;
+use seikan_load::{Ends, LatencyReport};
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::seconds;
-use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, refuse_path_loads, run_loads};
+use crate::arguments::{defaults, seconds};
+use crate::bench::{
+    Candidate, Comparison, Load, Plan, Round, Rounds, Row, check_length, choose,
+    refuse_path_loads, run_loads, summarise, with_ratios,
+};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result, in_words};
-use crate::host::Congestion;
-use crate::link::Link;
-use crate::load::wait_reachable;
-use crate::machine::Machine;
-use crate::tunnel::{self, READY_PATIENCE, Running, Started, Tunnel};
+use crate::site::{Congestion, Link};
+use crate::tunnel::{self, Running, Started, Tunnel};
 
-pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
-use figures::{summarise, with_ratios};
+pub use crate::bench::FORWARDING;
 use setup::{Carriers, Setup};
 use site::{Lan, MAX_DEVICES, Mode, Nic, Site};
 
 /// Name of the row that ratios refer to.
 pub const YARDSTICK: &str = "host-to-host";
-/// Name of the row that added latency refers to.
-pub const FORWARDING: &str = "forwarding";
 
 /// Options of a comparison of gateways.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
@@ -82,20 +77,12 @@ pub struct GatewayOptions {
 
 impl Default for GatewayOptions {
     fn default() -> Self {
-        Self {
-            seconds: 4.0,
-            rounds: 3,
-            only: None,
-            loads: vec![Load::Tcp1, Load::Rev],
-            nic: Nic::Plain,
-            ipv6: false,
-            mesh: false,
-            devices: 1,
-            rate: None,
-            congestion: Congestion::default(),
-        }
+        defaults()
     }
 }
+
+/// A comparison of gateways.
+pub type GatewayReport = Comparison<GatewayOptions>;
 
 impl GatewayOptions {
     fn plan(&self) -> Plan<'_> {
@@ -108,10 +95,10 @@ impl GatewayOptions {
     fn lan(&self) -> Lan {
         Lan {
             nic: self.nic,
-            gro: true,
-            rps: false,
             devices: self.devices,
             rate: self.rate,
+            congestion: self.congestion,
+            ..Lan::default()
         }
     }
 }
@@ -133,34 +120,47 @@ pub fn gateway(
             options.devices
         )));
     }
-    let (present, absent) = choose(options)?;
-    let mut rounds: Vec<Vec<GatewayRound>> = present.iter().map(|_| Vec::new()).collect();
-    let per_row = START_SECONDS + options.loads.len() as f64 * (options.seconds + 1.0);
-    let total = per_row * present.len() as f64 * f64::from(options.rounds);
-    let mut done = 0.0;
-    for round in 1..=options.rounds {
-        for (row, rounds) in present.iter().zip(&mut rounds) {
-            let mut step = |within: f64, what: &str| {
-                progress(Progress {
-                    fraction: ((done + within) / total).min(1.0),
-                    step: format!("round {round}/{}  {}  {what}", options.rounds, row.name()),
-                });
-            };
-            rounds.push(measure(row, options, interrupt, &mut step)?);
-            done += per_row;
+    let (mesh, ipv6) = (options.mesh, options.ipv6);
+    let (present, absent) = choose(setup::all(), options.only.as_deref(), move |row| {
+        let is_possible = !mesh || row.in_mesh();
+        Candidate {
+            name: row.name(),
+            by_default: row.by_default() && is_possible,
+            availability: Box::new(move || {
+                if is_possible {
+                    row.availability(ipv6)
+                } else {
+                    Err("it does not run in a mesh".to_owned())
+                }
+            }),
         }
+    })?;
+    let rounds = Rounds {
+        count: options.rounds,
+        each: options.plan().time(),
+    };
+    let name = |row: &Setup| row.name().to_owned();
+    let measured = rounds.interleave(&present, name, progress, |row, _, step| {
+        measure(row, options, interrupt, step)
+    })?;
+    let rows = present.iter().zip(measured).map(|(row, rounds)| {
+        let median = |latency: &LatencyReport| latency.p50_us;
+        summarise(row.name(), row.is_own(), row.version(), rounds, median)
+    });
+    let rows = with_added_latency(with_ratios(rows.collect(), YARDSTICK));
+    Ok(Comparison::of(options.clone(), rows, absent))
+}
+
+/// Fills in the latency beyond plain forwarding, where that was measured. The yardstick has one hop
+/// less: nothing to compare with.
+fn with_added_latency(mut rows: Vec<Row>) -> Vec<Row> {
+    let forwarding = rows.iter().find(|row| row.name == FORWARDING);
+    let forwarding = forwarding.and_then(|row| row.ping_us);
+    for row in rows.iter_mut().filter(|row| row.name != YARDSTICK) {
+        let both = row.ping_us.zip(forwarding);
+        row.added_us = both.map(|(ping, base)| (ping.median - base.median) / 2.0);
     }
-    let rows = present
-        .iter()
-        .zip(rounds)
-        .map(|(row, rounds)| summarise(row.name(), row.is_own(), row.version(), rounds));
-    Ok(GatewayReport {
-        date: utc_now(),
-        machine: Machine::this(),
-        options: options.clone(),
-        rows: with_ratios(rows.collect()),
-        absent,
-    })
+    rows
 }
 
 /// Brings a transparent gateway up and hands the device and the remote to `then`.
@@ -186,55 +186,17 @@ pub(crate) fn behind(
     through_gateway(&setup, &options, interrupt, then)
 }
 
-/// Returns the selected rows that can run, and those that cannot.
-fn choose(options: &GatewayOptions) -> Result<(Vec<Setup>, Vec<Absent>)> {
-    let all = setup::all();
-    let only = options.only.as_deref();
-    let known: Vec<&str> = all.iter().map(Setup::name).collect();
-    if let Some(unknown) = only
-        .unwrap_or_default()
-        .iter()
-        .find(|name| !known.contains(&name.as_str()))
-    {
-        return Err(LabError::Usage(format!(
-            "unknown row `{unknown}`; known rows: {}",
-            known.join(", ")
-        )));
-    }
-    let (mut present, mut absent) = (Vec::new(), Vec::new());
-    for row in all {
-        let is_possible = !options.mesh || row.in_mesh();
-        let wanted = only.map_or(row.by_default() && is_possible, |names| {
-            names.iter().any(|name| name == row.name())
-        });
-        match row.availability(options.ipv6) {
-            _ if !wanted => {}
-            _ if !is_possible => absent.push(Absent {
-                name: row.name().to_owned(),
-                reason: "it does not run in a mesh".to_owned(),
-            }),
-            Ok(()) => present.push(row),
-            Err(reason) => absent.push(Absent {
-                name: row.name().to_owned(),
-                reason,
-            }),
-        }
-    }
-    Ok((present, absent))
-}
-
 /// One row in one round. Only an interruption ends the run.
 fn measure(
     setup: &Setup,
     options: &GatewayOptions,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64, &str),
-) -> Result<GatewayRound> {
+) -> Result<Round> {
     step(0.0, "starting");
-    let mut round = GatewayRound::default();
-    let GatewayRound { figures, said } = &mut round;
+    let (mut round, mut said) = (Round::default(), Vec::new());
     let mut load = |ends: &Ends<'_>, started: &mut Started| {
-        run_loads(ends, started, figures, options.plan(), interrupt, step)
+        run_loads(ends, started, &mut round, options.plan(), interrupt, step)
     };
     let outcome = match setup {
         Setup::HostToHost(tunnel) if !options.mesh => {
@@ -245,14 +207,14 @@ fn measure(
             let measure =
                 &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
                     load(ends, &mut carriers.started)?;
-                    *said = setup.said(carriers, site, dir);
+                    said = setup.said(carriers, site, dir);
                     Ok(())
                 };
             through_gateway(setup, options, interrupt, measure)
         }
     };
-    round.figures.error = in_words(outcome)?.err();
-    Ok(round)
+    round.error = in_words(outcome)?.err();
+    Ok(Round { said, ..round })
 }
 
 fn host_to_host(
@@ -296,17 +258,32 @@ fn through_gateway(
         Setup::HostToHost(_) => &site.gateway,
         _ => &site.device,
     };
-    for host in [from, &site.remote] {
-        host.set_congestion_control(options.congestion)?;
-    }
     let mut carriers = setup.up(&site, dir.path(), options.ipv6, interrupt)?;
     let sources = setup.sources(options.ipv6);
     let ends = Ends {
         sources: &sources,
         ..from.to(&site.remote, carriers.target)
     };
-    wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
-        .map_err(|e| carriers.started.explain(e))?;
+    carriers.started.wait(&ends, interrupt)?;
     then(&ends, &mut carriers, &site, dir.path())?;
-    carriers.check_alive()
+    carriers.started.check_alive()
+}
+
+#[cfg(test)]
+mod tests {
+    use seikan_load::stats::Spread;
+
+    use super::*;
+
+    #[test]
+    fn latency_is_beyond_forwarding() {
+        let row = |(name, ping): (&str, f64)| Row {
+            ping_us: Spread::of(&[ping]),
+            ..summarise(name, false, None, Vec::new(), |latency| latency.p50_us)
+        };
+        let rows = [(YARDSTICK, 70.0), (FORWARDING, 40.0), ("ours", 100.0)].map(row);
+        let rows = with_added_latency(rows.into());
+        let added: Vec<_> = rows.iter().map(|row| row.added_us).collect();
+        assert_eq!(added, [None, Some(0.0), Some(30.0)]);
+    }
 }

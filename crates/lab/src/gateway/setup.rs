@@ -1,29 +1,26 @@
 //! The paths from the device to the remote: no tunnel, Seikan, other implementations, and the naive
 //! one.
 
-use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
 use crate::gateway::mesh;
-use crate::gateway::naive::{NaiveOptions, Worker};
 use crate::gateway::site::{
     LAN, Lan, MANY, Mode, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
 };
 use crate::gateway::{FORWARDING, YARDSTICK};
-use crate::host::Host;
 use crate::process::Process;
 use crate::program;
-use crate::tunnel::middle::{NAIVE_HOSTS, NaiveHosts};
+use crate::site::{Host, network};
+use crate::tunnel::middle::{NAIVE_HOSTS, NaiveHosts, start_naive};
 use crate::tunnel::seikan::{Seikan, config, status, up};
 use crate::tunnel::wireguard::{self, WireGuard};
-use crate::tunnel::{End, Started, Tunnel, device_name, need_tun, start_ends, version_line};
+use crate::tunnel::{End, Started, Tunnel, device_name, start_ends, version_line};
 
 /// Devices in the configuration of a many's gateway.
 const CONFIGURED: usize = 1000;
@@ -48,7 +45,6 @@ pub(super) enum Setup {
 
 /// Programs on a site. Dropping it stops them.
 pub(super) struct Carriers {
-    pub(super) naive: Vec<Worker>,
     pub(super) started: Started,
     /// The address at which the remote is loaded.
     pub(super) target: IpAddr,
@@ -58,11 +54,6 @@ impl Carriers {
     fn join_mesh(&mut self, mesh: mesh::InMesh, ipv6: bool) {
         self.started.processes = mesh.processes;
         self.target = mesh.remote[usize::from(ipv6)];
-    }
-
-    pub(super) fn check_alive(&mut self) -> Result<()> {
-        self.naive.iter_mut().try_for_each(Worker::check_alive)?;
-        self.started.check_alive()
     }
 }
 
@@ -113,13 +104,13 @@ impl Setup {
         match self {
             Self::Plain => Ok(()),
             Self::HostToHost(tunnel) => tunnel.availability(),
-            Self::Seikan { .. } => need_tun().and_then(|()| program::seikan().map(drop)),
+            Self::Seikan { .. } => program::need_seikan(),
             Self::WireGuard(program) => program.availability(),
             Self::Naive { .. } | Self::NaiveHosts(_) if ipv6 => {
                 Err("it supports only IPv4".to_owned())
             }
             Self::NaiveHosts(tunnel) => tunnel.availability(),
-            Self::Naive { .. } => need_tun(),
+            Self::Naive { .. } => program::need_lab(),
         }
     }
 
@@ -177,7 +168,6 @@ impl Setup {
         interrupt: &Interrupt,
     ) -> Result<Carriers> {
         let mut carriers = Carriers {
-            naive: Vec::new(),
             started: Started::default(),
             target: self.target().of(ipv6),
         };
@@ -217,7 +207,9 @@ impl Setup {
             }
             Self::Naive { .. } => {
                 site.route_through_gateway(&on_overlay(2).networks())?;
-                carriers.naive = start_naive(site)?;
+                let [near, far] = naive_options(site);
+                let ends = [(&site.gateway, &*near), (&site.remote, &far)];
+                carriers.started = start_naive(ends, dir)?;
                 if is_mesh {
                     let keepalive = keep_mappings(site, dir)?;
                     carriers.started.processes.0.push(keepalive);
@@ -227,24 +219,21 @@ impl Setup {
         Ok(carriers)
     }
 
-    /// Returns the status of both ends, the gateway first.
+    /// Returns the status of both ends, the gateway first. The naive encapsulator says it as it ends.
     pub(super) fn said(
         &self,
-        carriers: &Carriers,
+        carriers: &mut Carriers,
         site: &Site,
         dir: &Path,
     ) -> Vec<serde_json::Value> {
-        let hosts = [&site.gateway, &site.remote];
+        let hosts = [&site.gateway, &site.remote].into_iter();
         match self {
-            Self::Seikan { .. } => hosts
-                .into_iter()
-                .filter_map(|host| status(host, dir))
-                .collect(),
-            _ => carriers
-                .naive
-                .iter()
-                .filter_map(|worker| serde_json::to_value(worker.counts()).ok())
-                .collect(),
+            Self::Seikan { .. } => hosts.filter_map(|host| status(host, dir)).collect(),
+            Self::Naive { .. } => {
+                let ended = carriers.started.processes.0.drain(..).map(Process::end);
+                ended.filter_map(|said| serde_json::from_str(&said).ok()).collect()
+            }
+            _ => Vec::new(),
         }
     }
 }
@@ -254,7 +243,7 @@ type Device = [[IpAddr; 2]; 2];
 
 /// The devices of a site.
 fn devices(site: &Site) -> Vec<Device> {
-    let addresses = |host: &Host| [[host.address, host.address6], [host.inner, host.inner6]];
+    let addresses = |host: &Host| [host.addresses(), [host.inner, host.inner6]];
     site.devices().map(addresses).collect()
 }
 
@@ -296,50 +285,29 @@ fn start_seikan(
 
 /// Returns the gateway section of a configuration.
 fn gateway_section(mode: Mode, devices: &[Device]) -> String {
-    let mut text = mode.section();
-    // Writing to a String cannot fail.
-    for (number, [lan, overlay]) in devices.iter().enumerate() {
-        let _ = writeln!(
-            text,
-            "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\noverlay = [\"{}\", \"{}\"]",
-            lan[0], lan[1], overlay[0], overlay[1],
-        );
-    }
+    let lan = devices.iter().map(|[lan, _]| *lan);
+    let overlay = |number: usize| {
+        let [v4, v6] = devices[number][1];
+        format!("overlay = [\"{v4}\", \"{v6}\"]\n")
+    };
+    let mut text = mode.section(lan, overlay);
     if mode == Mode::Transparent {
         for (overlay, lan) in on_overlay(2).both().into_iter().zip(PRESENTED.both()) {
-            let _ = writeln!(
-                text,
-                "\n[[gateway.remote]]\noverlay = \"{overlay}\"\nlan = \"{lan}\""
-            );
+            text += &format!("\n[[gateway.remote]]\noverlay = \"{overlay}\"\nlan = \"{lan}\"\n");
         }
     }
     text
 }
 
-fn start_naive(site: &Site) -> Result<Vec<Worker>> {
-    let network = |pair: Pair| Ipv4Net::new_assert(pair.v4, 24);
+/// Options of the naive encapsulator at the gateway and at the remote.
+fn naive_options(site: &Site) -> [String; 2] {
     let [to_gateway, to_remote] = site.outside;
-    let gateway = NaiveOptions {
-        wan: WAN.to_owned(),
-        peer: to_remote,
-        lan: Some(LAN.to_owned()),
-        overlay: network(on_overlay(2)).trunc(),
-        tun: None,
-        address: None,
-        network: Vec::new(),
-        ports: 1,
-    };
-    let remote = NaiveOptions {
-        peer: to_gateway,
-        lan: None,
-        tun: Some("naive0".to_owned()),
-        address: Some(network(on_overlay(2))),
-        network: vec![network(on_lan(1)).trunc()],
-        ..gateway.clone()
-    };
-    let ends = [(&site.gateway, gateway), (&site.remote, remote)].into_iter();
-    ends.map(|(host, options)| Worker::start(host, &options))
-        .collect()
+    let [own, lan] = [on_overlay(2), on_lan(1)].map(|pair| network(pair.v4.into()));
+    let (overlay, lan) = (own.trunc(), lan.trunc());
+    [
+        format!("--wan={WAN} --peer={to_remote} --lan={LAN} --overlay={overlay}"),
+        format!("--wan={WAN} --peer={to_gateway} --tun=naive0 --address={own} --network={lan}"),
+    ]
 }
 
 /// Has the remote ping the device through the naive tunnel, so that its NAT admits the gateway.

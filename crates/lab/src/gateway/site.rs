@@ -22,12 +22,11 @@ use seikan_sys::netlink::Route;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::host::{Host, all_cpus, cable, network};
-use crate::nat::NatBox;
-use crate::nat::site::{FIRST, INTERNET, Router, Switch, address, address_v4};
+use crate::site::{
+    Congestion, FIRST, Host, INTERNET, Link, NatBox, Router, Switch, address, all_cpus, join,
+    network,
+};
 
-/// MTU of all nics, in bytes.
-const MTU: u32 = 1500;
 /// The gateway's nic to the devices.
 pub const LAN: &str = "lan0";
 /// The gateway's and the remote's nic to each other.
@@ -139,6 +138,21 @@ pub struct Lan {
     pub devices: u8,
     /// Rate of every NIC in bit/s; `None`: as fast as the processors are.
     pub rate: Option<u64>,
+    /// Congestion control of all hosts.
+    pub congestion: Congestion,
+}
+
+impl Default for Lan {
+    fn default() -> Self {
+        Self {
+            nic: Nic::Plain,
+            gro: true,
+            rps: false,
+            devices: 1,
+            rate: None,
+            congestion: Congestion::default(),
+        }
+    }
 }
 
 /// How our gateway takes packets in.
@@ -151,13 +165,25 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Returns the section of a gateway in a configuration.
-    pub(super) fn section(self) -> String {
+    /// Returns the sections of a gateway in a configuration, with devices of these addresses on the LAN and
+    /// further lines for each.
+    pub(super) fn section(
+        self,
+        devices: impl Iterator<Item = [IpAddr; 2]>,
+        further: impl Fn(usize) -> String,
+    ) -> String {
         let name = match self {
             Mode::Transparent => "transparent",
             Mode::Routed => "routed",
         };
-        format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{name}\"\n")
+        let mut text = format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{name}\"\n");
+        for (number, [v4, v6]) in devices.enumerate() {
+            text += &format!(
+                "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{v4}\", \"{v6}\"]\n{}",
+                further(number)
+            );
+        }
+        text
     }
 }
 
@@ -173,7 +199,7 @@ pub struct Site {
     /// Further devices, idle.
     pub others: Vec<Host>,
     /// The addresses at which gateway and remote reach each other from outside.
-    pub(super) outside: [Ipv4Addr; 2],
+    pub(super) outside: [IpAddr; 2],
     pub(super) internet: Option<Internet>,
     _switch: Option<Host>,
 }
@@ -191,8 +217,8 @@ impl Internet {
         let core = Switch::create("internet", INTERNET)?.route()?;
         let join = |host: &mut Host, home, end| {
             let nat = Router::create(&core, end, &NatBox::default(), home, &[AT_HOME])?;
-            nat.inside.plug(host, WAN, AT_HOME)?;
-            nat.inside.configure(host, WAN, AT_HOME)?;
+            let link = Link::default();
+            nat.inside.connect(host, WAN, AT_HOME, &link)?;
             host.address = address(home, AT_HOME);
             Ok::<_, LabError>(nat)
         };
@@ -236,38 +262,24 @@ impl Site {
         let others = (1..lan.devices.clamp(1, MAX_DEVICES))
             .map(|n| host("other", NIC, on_lan(DEVICE + n), on_overlay(DEVICE + n)))
             .collect::<Result<Vec<Host>>>()?;
-        let switch = join_lan(&gateway, &device, &others)?;
-        let internet = if nats {
-            Some(Internet::between(&mut gateway, &mut remote)?)
-        } else {
-            cable(&gateway, WAN, &remote, WAN)?;
-            for host in [&gateway, &remote] {
-                host.configure(WAN, MTU, &[host.address, host.address6])?;
-            }
-            None
+        let link = Link {
+            rate: lan.rate,
+            congestion: lan.congestion,
+            ..Link::default()
         };
-        for host in others.iter().chain([&device]) {
-            host.configure(NIC, MTU, &[host.address, host.address6])?;
-            set_nic(host, NIC, lan.nic, true)?;
-        }
-        gateway.configure(LAN, MTU, &on_lan(1).both())?;
-        set_nic(&gateway, LAN, lan.nic, lan.gro)?;
+        let switch = join_lan(&gateway, &device, &others, &lan.link(link))?;
+        gateway.set_features(LAN, &[(Feature::Gro, lan.gro)])?;
         if lan.rps {
             gateway.steer(LAN, &all_cpus())?;
         }
-        if let Some(rate) = lan.rate {
-            for (host, nic) in [
-                (&device, NIC),
-                (&gateway, LAN),
-                (&gateway, WAN),
-                (&remote, WAN),
-            ] {
-                host.limit(nic, rate)?;
-            }
-        }
-        let outside = match internet {
-            Some(_) => NATS.map(|end| address_v4(INTERNET, end)),
-            None => [on_wan(1).v4, on_wan(2).v4],
+        let (internet, outside) = if nats {
+            remote.set_congestion_control(lan.congestion)?;
+            let internet = Internet::between(&mut gateway, &mut remote)?;
+            (Some(internet), NATS.map(|end| address(INTERNET, end)))
+        } else {
+            let [near, far] = [&gateway, &remote].map(Host::addresses);
+            join([gateway.nic(WAN, &near), remote.nic(WAN, &far)], &link)?;
+            (None, [near[0], far[0]])
         };
         Ok(Self {
             device,
@@ -357,32 +369,38 @@ fn host(name: &'static str, nic: &str, outer: Pair, overlay: Pair) -> Result<Hos
     Ok(host)
 }
 
+impl Lan {
+    /// The link with its NICs, which have receive offload: a veth has it only on request.
+    fn link(&self, link: Link) -> Link {
+        let features: &[_] = match self.nic {
+            Nic::Plain => &[
+                (Feature::Gro, true),
+                (Feature::Tso, false),
+                (Feature::TxChecksum, false),
+            ],
+            Nic::Whole => &[(Feature::Gro, true)],
+        };
+        Link { features, ..link }
+    }
+}
+
 /// Joins gateway and devices, by a switch when there are several.
-fn join_lan(gateway: &Host, device: &Host, others: &[Host]) -> Result<Option<Host>> {
+fn join_lan(gateway: &Host, device: &Host, others: &[Host], link: &Link) -> Result<Option<Host>> {
+    let (own, addresses) = (on_lan(1).both(), device.addresses());
+    let (near, far) = (gateway.nic(LAN, &own), device.nic(NIC, &addresses));
     if others.is_empty() {
-        return cable(gateway, LAN, device, NIC).map(|()| None);
+        join([near, far], link)?;
+        return Ok(None);
     }
     let switch = Host::create("switch", 0)?;
     switch.bridge(BRIDGE, &[])?;
-    let devices = std::iter::once(device).chain(others);
-    let ends = std::iter::once((gateway, LAN)).chain(devices.map(|host| (host, NIC)));
-    for (number, (host, nic)) in ends.enumerate() {
+    switch.plug(BRIDGE, "gateway", near, link)?;
+    switch.plug(BRIDGE, "port0", far, link)?;
+    for (number, host) in (1..).zip(others) {
         let port = format!("port{number}");
-        switch.plug(BRIDGE, &port, host, nic)?;
+        switch.plug(BRIDGE, &port, host.nic(NIC, &host.addresses()), link)?;
     }
     Ok(Some(switch))
-}
-
-/// Makes a NIC plain or leaves it whole, with or without receive offload, which a veth has only on
-/// request.
-fn set_nic(host: &Host, name: &str, nic: Nic, gro: bool) -> Result<()> {
-    let mut features = vec![(Feature::Gro, gro)];
-    if nic == Nic::Plain {
-        // Segmentation depends on transmit checksums: last to go. The kernel's own (GSO) stays: it
-        // is what cuts.
-        features.extend([(Feature::Tso, false), (Feature::TxChecksum, false)]);
-    }
-    host.set_features(name, &features)
 }
 
 /// The offloads of a nic of `host` that are in force.

@@ -20,9 +20,9 @@ use seikan_load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
+use crate::site::{Hosts, Link};
 use crate::arguments::seconds;
 use crate::error::{Doing, LabError, Result};
-use crate::link::{Hosts, Link};
 use crate::tunnel::{self, PORT, Running};
 
 pub use flood::{Capture, Flood, Target, shoot};

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::site::Host;
 use crate::error::{Doing, Result};
-use crate::host::Host;
 
 /// Between two questions, usually.
 pub(crate) const EVERY: Duration = Duration::from_millis(10);

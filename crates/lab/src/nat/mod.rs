@@ -10,7 +10,7 @@ mod clock;
 mod event;
 pub(crate) mod flow;
 mod plan;
-pub(crate) mod site;
+mod site;
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -22,9 +22,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub use event::{EventReport, EventRow, events};
-pub use plan::{
-    Cell, Clocks, Event, Expect, Family, Happening, Input, Nat, NatBox, PLAN, PathKind, Plan,
-};
+pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, PLAN, PathKind, Plan};
 
 use crate::cleanup::private_directory;
 use crate::error::Result;

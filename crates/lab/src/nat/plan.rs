@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
+use crate::site::NatBox;
 
 /// The file in the program.
 pub const PLAN: &str = include_str!("../../nat/matrix.toml");
@@ -36,47 +37,6 @@ pub enum Family {
     IPv4,
     /// 6.
     IPv6,
-}
-
-/// Treatment of unsolicited packets to a router's own address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Input {
-    /// No rule: connection tracking keeps an entry for each.
-    Accept,
-    /// They are dropped, as by usual routers.
-    #[default]
-    Drop,
-    /// They are answered, and no entry remains.
-    Reject,
-}
-
-/// A router with address translation.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-pub struct NatBox {
-    /// Source NAT statement of nftables, such as `masquerade random`.
-    pub source: String,
-    /// A static map in its place: an outer address for each customer, both ways.
-    pub one_to_one: bool,
-    /// Whether the static map holds from inside, too.
-    pub hairpin: bool,
-    /// Whether UDP passes.
-    pub udp: bool,
-    /// Treatment of unsolicited packets to its own address.
-    pub input: Input,
-}
-
-impl Default for NatBox {
-    fn default() -> Self {
-        Self {
-            source: "masquerade".to_owned(),
-            one_to_one: false,
-            hairpin: false,
-            udp: true,
-            input: Input::default(),
-        }
-    }
 }
 
 /// NATs between a host and the internet.

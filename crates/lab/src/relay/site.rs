@@ -13,8 +13,8 @@ use seikan_sys::process::CpuClock;
 use seikan_ui::Interrupt;
 
 use super::{Missing, PATIENCE, RelayOptions, Relayed, WARMUP};
+use crate::site::{Host, Link, join};
 use crate::error::{Doing, LabError, Result};
-use crate::host::{Host, network};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
@@ -119,7 +119,7 @@ impl Site {
     ) -> Result<Pair> {
         let [first, second] = hosts.map(|(name, number)| {
             let host = Host::create(name, number)?;
-            cable(&host, &self.middle, number)?;
+            join_middle(&host, &self.middle, number)?;
             Ok::<_, LabError>(host)
         });
         let hosts = [first?, second?];
@@ -298,14 +298,11 @@ fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_string_lossy().into_owned()
 }
 
-/// A cable from a host to M, in a network of its own, with M as the way to everything else.
-fn cable(host: &Host, middle: &Host, number: u8) -> Result<()> {
-    let port = format!("port{}", host.name);
-    crate::host::cable(host, &host.device, middle, &port)?;
+/// Joins a host and M in a network of its own, with M as the way to everything else.
+fn join_middle(host: &Host, middle: &Host, number: u8) -> Result<()> {
     let [near, far] = [1, 3].map(|last| IpAddr::from([10, 77, number, last]));
-    for (host, card, address) in [(host, &host.device, near), (middle, &port, far)] {
-        host.add_address(card, network(address))?;
-        host.set_up(card)?;
-    }
+    let (port, near, far_end) = (format!("port{}", host.name), [near], [far]);
+    let nics = [host.nic(&host.device, &near), middle.nic(&port, &far_end)];
+    join(nics, &Link::default())?;
     host.add_default_route(far, &host.device)
 }

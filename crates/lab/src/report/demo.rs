@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use seikan_load::UdpReport;
 use seikan_load::stats::Spread;
+use seikan_ui::screen;
 use serde_json::Value;
 
 use crate::demo::{Chapter, DemoReport, DemoRow, GATEWAY};
@@ -254,7 +255,7 @@ fn doctor(chapter: &Chapter) -> Table {
         let text = format!(
             "{}: {} (normal: {})",
             fact.name,
-            rounded(fact.value),
+            screen::rounded(fact.value),
             fact.expected
         );
         say(Kind::Own, label, text);
@@ -284,30 +285,10 @@ fn doctor(chapter: &Chapter) -> Table {
     Table::new(title, ["", "rate at the receiving application"], rows)
 }
 
-/// A figure with as many digits as it is worth.
-fn rounded(value: f64) -> String {
-    match value {
-        value if value == value.trunc() => format!("{value:.0}"),
-        value if value.abs() >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.3}"),
-    }
-}
-
 /// A number with its thousands apart.
 fn grouped(number: i64) -> String {
-    let digits = number.unsigned_abs().to_string();
-    let mut text = if number < 0 {
-        "-".to_owned()
-    } else {
-        String::new()
-    };
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    let sign = if number < 0 { "-" } else { "" };
+    format!("{sign}{}", screen::number(number.unsigned_abs()))
 }
 
 fn method(report: &DemoReport) -> Vec<String> {

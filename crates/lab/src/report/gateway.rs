@@ -1,13 +1,13 @@
 //! The report of a comparison of gateways.
 
 use seikan_load::stats::{Spread, ratio};
+use seikan_ui::output::counted;
 
-use crate::bench::Load;
+use crate::bench::{self, Load, LoadSummary};
 use crate::gateway::site::Nic;
-use crate::gateway::{FORWARDING, GatewayReport, GatewayRow, RowLoad, YARDSTICK};
-use crate::report::bench::counted;
+use crate::gateway::{FORWARDING, GatewayReport, YARDSTICK};
 use crate::report::{
-    Bar, Kind, Panel, Report, Row, Table, hundredths, machine_facts, or_none, range,
+    Bar, Kind, Panel, Report, Row, Table, compared, fastest, hundredths, or_none, range,
 };
 
 /// Figures of the article that this comparison repeats: row, Mbit/s, segments sent again,
@@ -20,15 +20,12 @@ const SOURCE: [(&str, [Option<f64>; 3]); 3] = [
 
 pub(super) fn to_report(report: &GatewayReport) -> Report {
     let options = &report.options;
-    let mut facts = machine_facts(&report.machine);
-    let versions = report.rows.iter();
-    facts.extend(versions.filter_map(|row| Some((row.name.clone(), row.version.clone()?))));
     Report {
         title: "From a device through a gateway".to_owned(),
         subtitle: format!(
             "{} UTC, {}, {}, {}",
             report.date,
-            counted(u64::from(options.rounds), "round"),
+            counted(options.rounds as usize, "round"),
             if options.ipv6 { "IPv6" } else { "IPv4" },
             match options.nic {
                 Nic::Plain => "a LAN of plain NICs",
@@ -36,19 +33,9 @@ pub(super) fn to_report(report: &GatewayReport) -> Report {
             },
         ),
         headlines: headlines(report),
-        panels: options
-            .loads
-            .iter()
-            .filter_map(|load| panel(report, *load))
-            .collect(),
         tables: tables(report),
-        problems: report
-            .rows
-            .iter()
-            .flat_map(|row| row.errors.iter().map(move |e| format!("{}: {e}", row.name)))
-            .collect(),
-        facts,
         method: method(report),
+        ..compared(report, &options.loads, |load| panel(report, load))
     }
 }
 
@@ -65,26 +52,21 @@ fn headlines(report: &GatewayReport) -> Vec<String> {
     let Some(&load) = report.options.loads.first() else {
         return Vec::new();
     };
-    let speed = |row: &GatewayRow| Some(row.load(load)?.gbit_per_second.median);
-    let others = report
-        .rows
-        .iter()
-        .filter(|row| kind(row) == Kind::Other && !is_naive(row));
-    let best = others
-        .filter_map(|row| Some((row, speed(row)?)))
-        .max_by(|a, b| a.1.total_cmp(&b.1));
+    let rows = report.rows.iter();
+    let best = fastest(rows.filter(|row| kind(row) == Kind::Other && !is_naive(row)), load);
     let ours = report
         .rows
         .iter()
         .filter(|row| row.own && row.name != YARDSTICK);
     ours.filter_map(|row| {
-        let own = speed(row)?;
+        let figure = row.load(load)?;
+        let own = figure.gbit_per_second.median;
         let mut text = format!("{}: {} carries {own:.2} Gbit/s", title(load), row.name);
-        if let Some(share) = row.load(load).and_then(|l| l.ratio) {
+        if let Some(share) = figure.ratio {
             text += &format!(", {share:.2} of host-to-host");
         }
         if let Some((other, theirs)) = best
-            && let Some(times) = ratio(own, theirs)
+            && let Some(times) = ratio(own, theirs.gbit_per_second.median)
         {
             text += &format!(" and {times:.1} times {}", other.name);
         }
@@ -93,11 +75,11 @@ fn headlines(report: &GatewayReport) -> Vec<String> {
     .collect()
 }
 
-fn is_naive(row: &GatewayRow) -> bool {
+fn is_naive(row: &bench::Row) -> bool {
     row.name.starts_with("naive")
 }
 
-fn kind(row: &GatewayRow) -> Kind {
+fn kind(row: &bench::Row) -> Kind {
     match row.name.as_str() {
         FORWARDING | YARDSTICK => Kind::Raw,
         _ if row.own => Kind::Own,
@@ -111,9 +93,9 @@ fn panel(report: &GatewayReport, load: Load) -> Option<Panel> {
     Panel::new(title(load), "Gbit/s", columns, bars).if_any()
 }
 
-fn bar(row: &GatewayRow, load: Load) -> Bar {
+fn bar(row: &bench::Row, load: Load) -> Bar {
     let figure = row.load(load);
-    let median = |of: fn(&RowLoad) -> Option<Spread>| figure.and_then(of).map(|s| s.median);
+    let median = |of: fn(&LoadSummary) -> Option<Spread>| figure.and_then(of).map(|s| s.median);
     let value = figure.map(|f| f.gbit_per_second);
     Bar {
         label: row.name.clone(),
@@ -193,7 +175,7 @@ fn method(report: &GatewayReport) -> Vec<String> {
         ),
         format!(
             "Every row runs once per round in new hosts, rounds interleaved: {}, {} s per load after a warm-up of 1 s. Figures are medians over rounds, ranges their smallest and largest.",
-            counted(u64::from(o.rounds), "round"),
+            counted(o.rounds as usize, "round"),
             o.seconds
         ),
         format!(

@@ -22,7 +22,7 @@ pub use plot::svg;
 pub use terminal::terminal;
 
 use crate::bench::path::PathReport;
-use crate::bench::{Absent, BenchReport};
+use crate::bench::{self as figures, Absent, BenchReport, Comparison, Load, LoadSummary};
 use crate::demo::DemoReport;
 use crate::gateway::GatewayReport;
 use crate::machine::Machine;
@@ -241,6 +241,35 @@ impl Panel {
     fn text(&self, bar: &Bar) -> String {
         self.number(bar.value.map(|v| v.median))
     }
+}
+
+/// Panels, problems and facts of a comparison.
+fn compared<O>(
+    report: &Comparison<O>,
+    loads: &[Load],
+    panel: impl Fn(Load) -> Option<Panel>,
+) -> Report {
+    let rows = || report.rows.iter();
+    let mut facts = machine_facts(&report.machine);
+    facts.extend(rows().filter_map(|row| Some((row.name.clone(), row.version.clone()?))));
+    Report {
+        panels: loads.iter().copied().filter_map(panel).collect(),
+        problems: rows()
+            .flat_map(|row| row.errors.iter().map(move |e| format!("{}: {e}", row.name)))
+            .collect(),
+        facts,
+        ..Report::default()
+    }
+}
+
+/// The row with the highest rate of a load.
+fn fastest<'a>(
+    rows: impl Iterator<Item = &'a figures::Row>,
+    load: Load,
+) -> Option<(&'a figures::Row, &'a LoadSummary)> {
+    let measured = rows.filter_map(|row| Some((row, row.load(load)?)));
+    let median = |row: &(_, &LoadSummary)| row.1.gbit_per_second.median;
+    measured.max_by(|a, b| median(a).total_cmp(&median(b)))
 }
 
 /// Mark of a missing figure.

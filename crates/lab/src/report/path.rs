@@ -1,8 +1,9 @@
 //! The report of a comparison over emulated paths.
 
+use seikan_ui::output::counted;
+
 use crate::bench::Load;
 use crate::bench::path::{CellReport, Figure, PathLoadSummary, PathReport, PathTunnel};
-use crate::report::bench::counted;
 use crate::report::{Bar, Kind, Panel, Report, Row, Table, machine_facts, or_none};
 
 /// A column of a panel: its heading, figure, and digits after the point.
@@ -32,8 +33,8 @@ pub(super) fn to_report(report: &PathReport) -> Report {
         subtitle: format!(
             "{} UTC, {}, {} of {} s",
             report.date,
-            counted(report.cells.len() as u64, "path"),
-            counted(u64::from(options.rounds), "round"),
+            counted(report.cells.len(), "path"),
+            counted(options.rounds as usize, "round"),
             options.seconds
         ),
         headlines: headlines(report),
@@ -205,7 +206,7 @@ fn method(report: &PathReport) -> Vec<String> {
         "Hosts A and B are network namespaces of one machine. Between them a program with real-time priority takes super-packets apart into frames, as a NIC does, and drops, queues, delays and counts frames one by one, in both directions alike. NICs send at 10 Gbit/s.".to_owned(),
         format!(
             "Every tunnel runs once per round over every path in new hosts: {}, {} s per load after 2 s of warm-up. Figures are medians over rounds. The tunnels of a round meet the same random numbers.",
-            counted(u64::from(o.rounds), "round"),
+            counted(o.rounds as usize, "round"),
             o.seconds
         ),
         "RTT, p99 and lost %: voice beside the load, 50 datagrams of 172 bytes a second to the server and back, from program to program. again %: TCP segments sent again. wire B/B: bytes of Ethernet frames that both hosts sent per byte of payload received. CPU: processor time of the tunnel's programs at both ends.".to_owned(),

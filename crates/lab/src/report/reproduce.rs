@@ -1,6 +1,7 @@
 //! The report of an experiment done again.
 
-use crate::report::bench::counted;
+use seikan_ui::output::counted;
+
 use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, range};
 use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
@@ -19,7 +20,7 @@ pub(super) fn to_report(of: &Experiment) -> Report {
         subtitle: format!(
             "{} UTC, {}, {:.0} s in all",
             of.date,
-            counted(u64::from(of.options.rounds), "round"),
+            counted(of.options.rounds as usize, "round"),
             of.took
         ),
         headlines: headlines(of),
@@ -36,9 +37,9 @@ fn headlines(of: &Experiment) -> Vec<String> {
     let right = of.looks.iter().filter(|look| look.is_right()).count();
     let mut line = format!(
         "{holding} of {} hold in every round",
-        counted(of.claims.len() as u64, "comparison")
+        counted(of.claims.len(), "comparison")
     );
-    let setups = counted(of.source.looks() as u64, "slow setup");
+    let setups = counted(of.source.looks(), "slow setup");
     line += &format!("; the doctor, blind, is right in {right} of {setups}");
     vec![line + "."]
 }

@@ -10,10 +10,9 @@ use seikan_ui::{Interrupt, Progress};
 use super::figures::Row;
 use super::source::{GIGABIT, Source};
 use super::{Experiment, ReproduceOptions};
+use crate::site::Link;
 use crate::error::Result;
-use crate::host::Host;
-use crate::link::Link;
-use crate::scenario::{lookup, tool};
+use crate::scenario::lookup;
 use crate::tunnel::{self, Changes, Running, Tunnel};
 
 /// Common parts of the experiments.
@@ -102,15 +101,10 @@ pub(super) fn plain(name: &str) -> Result<Arc<dyn Tunnel>> {
     lookup(name, &Changes::default())
 }
 
-/// Sets a device of a host, in the words of `ip link`.
-pub(super) fn set_link(host: &Host, device: &str, words: &str) -> Result<()> {
-    tool(host, &format!("ip link set dev {device} {words}"))
-}
-
 /// Sets the tunnel's interface in both hosts.
 pub(super) fn set_both(running: &Running, words: &str) -> Result<()> {
     let mut hosts = running.hosts.both().into_iter();
-    hosts.try_for_each(|host| set_link(host, &running.device(host), words))
+    hosts.try_for_each(|host| host.set_link(&running.device(host), words))
 }
 
 /// Results of rows that were measured in interleaved rounds; none where one failed.

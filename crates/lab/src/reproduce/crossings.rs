@@ -10,8 +10,8 @@ use super::List;
 use super::bench::Measured;
 use super::figures::named;
 use super::tracepoints::SystemCalls;
+use crate::site::Host;
 use crate::error::Result;
-use crate::host::Host;
 use crate::process::Process;
 
 /// Headers of a segment of TCP with timestamps over IPv4, in bytes.

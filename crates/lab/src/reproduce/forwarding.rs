@@ -13,11 +13,10 @@ use seikan_ui::Interrupt;
 
 use super::crossings::{self, Crossings, Through};
 use super::pages::{request_repeatedly, web_server};
-use super::{Bench, Experiment, Figures, Row, set_link, titled};
+use super::{Bench, Experiment, Figures, Row, titled};
+use crate::site::{Host, Link, join, network};
 use crate::cleanup::private_directory;
 use crate::error::Result;
-use crate::host::{Host, cable, network};
-use crate::link::{Link, attach};
 use crate::process::{Process, wait_for};
 use crate::program::lab_command;
 use crate::tunnel::{READY_PATIENCE, Started};
@@ -212,9 +211,9 @@ impl Forwarding {
             ..bench.link(setting.rate)
         };
         for (number, (other, address)) in [(s0, S0), (s2, S2)].into_iter().enumerate() {
-            cable(s1, PORTS[number], other, &other.device)?;
-            attach(s1, PORTS[number], &[S1[number].into()], &link)?;
-            attach(other, &other.device, &[address.into()], &link)?;
+            let (near, far) = ([S1[number].into()], [address.into()]);
+            let nics = [s1.nic(PORTS[number], &near), other.nic(&other.device, &far)];
+            join(nics, &link)?;
         }
         s1.forward(true)
     }
@@ -225,7 +224,7 @@ impl Forwarding {
         let words = format!("txqueuelen {packets}");
         [s0, s1]
             .into_iter()
-            .try_for_each(|host| set_link(host, DEVICE, &words))
+            .try_for_each(|host| host.set_link(DEVICE, &words))
     }
 
     /// Sets the frames that a read carries at most.
@@ -302,5 +301,5 @@ fn limit_all([s0, s1, s2]: &[Host; 3], frames: u32) -> Result<()> {
 /// Super-packets of a device have at most so many segments; with one, there are none.
 pub(super) fn limit_frames(host: &Host, device: &str, frames: u32) -> Result<()> {
     host.set_features(device, &[(Feature::Tso, frames > 1)])?;
-    set_link(host, device, &format!("gso_max_segs {frames}"))
+    host.set_link(device, &format!("gso_max_segs {frames}"))
 }

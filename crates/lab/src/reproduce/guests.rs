@@ -9,10 +9,9 @@ use seikan_ui::Interrupt;
 use tempfile::TempDir;
 
 use super::Bench;
+use crate::site::{Host, join};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
-use crate::host::{Host, cable};
-use crate::link::{Link, attach};
 use crate::load::live;
 use crate::scenario::Hog;
 use crate::tunnel::{SWITCH, Started, openvswitch};
@@ -70,15 +69,12 @@ impl Network {
         let guests: Vec<Host> = guests
             .map(|(name, number)| Host::create(name, number))
             .collect::<Result<_>>()?;
-        let link = Link {
-            // Open vSwitch takes packets as they are: longer ones than the MTU it would not pass on.
-            offload: kind == Switch::Bridge,
-            ..bench.link(None)
-        };
+        // Open vSwitch takes packets as they are: longer ones than the MTU it would not pass on.
+        let link = bench.link(None).offload(kind == Switch::Bridge);
         for (port, host) in PORTS.iter().zip(guests.iter().chain([&receiver])) {
-            cable(&switch, port, host, &host.device)?;
-            attach(host, &host.device, &[host.address, host.address6], &link)?;
-            switch.set_up(port)?;
+            let addresses = host.addresses();
+            let nic = host.nic(&host.device, &addresses);
+            join([switch.nic(port, &[]), nic], &link)?;
         }
         if let Some(rate) = rate {
             switch.limit(UPLINK, rate)?;

@@ -9,9 +9,9 @@ use seikan_load::{Ends, LiveOptions};
 use serde::{Deserialize, Serialize};
 
 use super::{Desk, Source};
+use crate::site::Host;
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::load::live;
 use crate::scenario::doctor::{DoctorArguments, ask};
 use crate::scenario::{Diagnosis, load_recording};

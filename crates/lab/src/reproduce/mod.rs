@@ -42,15 +42,16 @@ use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::defaults;
 use crate::error::{LabError, Result};
-use crate::host::Congestion;
+use crate::site::Congestion;
 use crate::machine::Machine;
 
 pub use figures::{Bars, Claim, Curve, Curves, Figures, Grid, Layer, List, Part, Row, Surface};
 pub use look::Look;
 pub use source::Source;
 
-use bench::{Bench, Desk, plain, set_both, set_link, titled};
+use bench::{Bench, Desk, plain, set_both, titled};
 use source::GIGABIT;
 
 /// Length and number of measurements.
@@ -72,12 +73,7 @@ pub struct ReproduceOptions {
 
 impl Default for ReproduceOptions {
     fn default() -> Self {
-        Self {
-            seconds: 3.0,
-            rounds: 3,
-            congestion: Congestion::default(),
-            recordings: None,
-        }
+        defaults()
     }
 }
 

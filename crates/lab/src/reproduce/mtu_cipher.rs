@@ -21,8 +21,8 @@ use super::{
     set_both, titled,
 };
 use crate::error::{LabError, Result};
-use crate::link::Link;
 use crate::scenario::lookup;
+use crate::site::{Link, NO_OFFLOAD};
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{Changes, Running, Tunnel};
 
@@ -128,12 +128,7 @@ const RAW: [Bare; 4] = [
     ),
     (
         "no tunnel, no offload",
-        &[
-            (Feature::Tso, false),
-            (Feature::Gso, false),
-            (Feature::Gro, false),
-            (Feature::TxChecksum, false),
-        ],
+        &NO_OFFLOAD,
         NIC,
         None,
     ),
@@ -407,13 +402,10 @@ fn start_raw(
 ) -> Result<Running> {
     let link = Link {
         mtu: *mtu,
+        features,
         ..bench.link(rate)
     };
-    let running = bench.start_over(&plain("raw")?, link)?;
-    for host in running.hosts.both() {
-        host.set_features(&host.device, features)?;
-    }
-    Ok(running)
+    bench.start_over(&plain("raw")?, link)
 }
 
 /// All ciphers that are measured, of OpenVPN and of Seikan.
@@ -680,7 +672,7 @@ fn with_cipher(name: &str) -> Result<Arc<dyn Tunnel>> {
         if name == OWN_NONE {
             return null::tunnel();
         }
-        let tunnel = Seikan::new("native", 0).with_cipher(cipher);
+        let tunnel = Seikan::with_cipher(cipher);
         tunnel.availability().map_err(LabError::Setup)?;
         return Ok(Arc::new(tunnel));
     }

@@ -22,9 +22,7 @@ pub(super) fn program() -> Option<PathBuf> {
 /// There is no such program, or it cannot run here.
 pub(super) fn tunnel() -> Result<Arc<dyn Tunnel>> {
     let program = program().ok_or_else(|| LabError::Setup(missing()))?;
-    let tunnel = Seikan::new("native", 0)
-        .with_cipher("null")
-        .with_program(program);
+    let tunnel = Seikan::with_cipher("null").with_program(program);
     tunnel.availability().map_err(LabError::Setup)?;
     Ok(Arc::new(tunnel))
 }

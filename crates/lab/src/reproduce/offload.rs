@@ -17,10 +17,10 @@ use super::figures::named;
 use super::look::Looker;
 use super::steering::{TUNNEL, gateway};
 use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, reordering, steering, titled};
-use crate::bench::{Load, Measured};
+use crate::bench::{Load, Measured, Round};
 use crate::error::{Doing, LabError, Result};
 use crate::gateway::site::Nic;
-use crate::gateway::{self, GatewayOptions, GatewayReport, GatewayRound, behind};
+use crate::gateway::{self, GatewayOptions, GatewayReport, behind};
 use crate::load::live;
 use crate::tunnel::Running;
 use crate::tunnel::middle::NAIVE_HOSTS;
@@ -192,21 +192,14 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
         Figures::new(titled(title, limit), unit, rows)
     };
     let megabits: Figure = |load| load.gbit_per_second().map(|rate| rate * 1e3);
-    let again: Figure = |load| match load {
-        Measured::Tcp(report) => Some(report.retransmitted_segments as f64),
-        _ => None,
-    };
-    let window: Figure = |load| match load {
-        Measured::Tcp(report) => report.congestion_window.map(|bytes| bytes as f64 / 1e3),
-        _ => None,
-    };
+    let window: Figure = |load| load.congestion_window().map(|bytes| bytes / 1e3);
     let (rate, out, udp) = ("Mbit/s", Load::Tcp1, Load::Udp);
     let again_title = "segments sent again, TCP out (fewer are better)";
     let window_title = "congestion window at the end, TCP out";
     let mut all = vec![
         quantity("TCP out of the device", rate, out, megabits, &PUBLISHED),
         quantity("UDP out of the device", rate, udp, megabits, &PUBLISHED_UDP),
-        quantity(again_title, "a run", out, again, &PUBLISHED_AGAIN),
+        quantity(again_title, "a run", out, Measured::retransmitted, &PUBLISHED_AGAIN),
         quantity(window_title, "KB", out, window, &PUBLISHED_WINDOW),
     ];
     if limit.is_none() {
@@ -219,8 +212,8 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
     all
 }
 
-fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {
-    let mut loads = round.figures.loads.iter();
+fn of_round(round: &Round, load: Load, figure: Figure) -> Option<f64> {
+    let mut loads = round.loads.iter();
     figure(&loads.find(|of| of.load == load)?.measured)
 }
 

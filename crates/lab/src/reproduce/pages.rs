@@ -10,8 +10,8 @@ use std::time::Duration;
 use seikan_load::Ends;
 
 use super::{Bench, ReproduceOptions};
+use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::process::{Killed, Process, wait_for};
 use crate::tunnel::Started;
 

@@ -14,7 +14,7 @@ use seikan_observe::metric;
 use super::functions::traced;
 use super::look::{Looker, file_stem};
 use super::segments::Connection;
-use super::{Bench, Claim, Curve, Curves, Experiment, Figures, List, Row, plain, set_link, titled};
+use super::{Bench, Claim, Curve, Curves, Experiment, Figures, List, Row, plain, titled};
 use crate::capture::{Capture, Captured};
 use crate::cleanup::private_directory;
 use crate::error::Result;
@@ -320,9 +320,5 @@ fn facts(recording: &Recording) -> Vec<(String, f64)> {
 
 fn set_queue(running: &Running, packets: u32) -> Result<()> {
     let host = &running.hosts.a;
-    set_link(
-        host,
-        &running.device(host),
-        &format!("txqueuelen {packets}"),
-    )
+    host.set_link(&running.device(host), &format!("txqueuelen {packets}"))
 }

@@ -17,9 +17,8 @@ use seikan_sys::ethtool::Feature;
 
 use super::look::Looker;
 use super::{Bench, Experiment, Figures, Row, plain};
+use crate::site::{Link, LinkKind, all_cpus};
 use crate::error::Result;
-use crate::host::all_cpus;
-use crate::link::{Link, LinkKind};
 use crate::load::live;
 use crate::tunnel::Running;
 use crate::tunnel::middle::{NAIVE_HOSTS, NAIVE_SPREAD};

@@ -14,8 +14,8 @@ use seikan_sys::ethtool::Feature;
 use super::figures::named;
 use super::look::Looker;
 use super::{Bench, Experiment, Figures, List, Row};
+use crate::site::{Host, all_cpus};
 use crate::error::{Doing, Result};
-use crate::host::{Host, all_cpus};
 use crate::scenario::long_ruleset;
 use crate::tunnel::Running;
 

@@ -10,9 +10,9 @@ use seikan_load::{Direction, Ends, LoadedLatency, TcpOptions, loaded_latency, pa
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::forwarding::{Forwarding, PerCall, Setting};
 use super::{Bench, Experiment, Layer, Surface, set_both};
+use crate::site::Link;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
-use crate::link::Link;
 use crate::tunnel::Running;
 
 /// Frames for each crossing, packets in the queue, MTU of the NICs in bytes.

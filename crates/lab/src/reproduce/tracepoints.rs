@@ -177,7 +177,7 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
-    use crate::host::Host;
+    use crate::site::Host;
     use crate::reproduce::{Source, testing};
 
     #[test]

@@ -16,10 +16,9 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use super::{doctor, lookup};
+use crate::site::{Host, Link};
 use crate::arguments::seconds;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
-use crate::link::Link;
 use crate::load::live;
 use crate::process::Killed;
 use crate::tunnel::{self, Changes};

@@ -12,8 +12,8 @@ use seikan_diagnose::{Cause, Fact, Verdict};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
+use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::process::Killed;
 use crate::tunnel::seikan::RUN_DIR;
 

@@ -29,15 +29,14 @@ pub use doctor::Diagnosis;
 pub use embedded::FILES;
 pub(crate) use fault::cpu::Hog;
 pub use fault::{Applied, Fault, FaultKind, Location, Site};
-pub(crate) use fault::{long_ruleset, tool};
+pub(crate) use fault::long_ruleset;
 pub(crate) use play::lookup;
 pub use play::{Outcome, RunOptions, run};
 pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
 
+use crate::site::{Congestion, Link, LinkKind};
 use crate::error::{LabError, Result};
-use crate::host::Congestion;
-use crate::link::{Link, LinkKind};
 use crate::tunnel::{self, Changes};
 use crate::wire::{Faults, WireFaults};
 use seikan_load::{LiveKind, LiveOptions, Pattern};
@@ -100,7 +99,7 @@ impl Default for LinkSpec {
         let link = Link::default();
         Self {
             mtu: link.mtu,
-            offload: link.offload,
+            offload: true,
             delay: None,
             moderation: link.moderation,
         }
@@ -270,18 +269,18 @@ impl Scenario {
             ..Faults::default()
         });
         let is_wire = self.link.delay.is_some() || self.fault.kind.is_of_a_wire();
-        Link {
+        let link = Link {
             kind: if is_wire {
                 LinkKind::Wire(wire)
             } else {
                 LinkKind::Veth
             },
             mtu: self.link.mtu,
-            offload: self.link.offload,
             moderation: self.link.moderation,
-            rate: None,
             congestion: self.load.congestion,
-        }
+            ..Link::default()
+        };
+        link.offload(self.link.offload)
     }
 
     /// Every scenario, in the order of the catalogue of causes.

@@ -16,9 +16,9 @@ use super::again::{self, Guesses};
 use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
 use super::{Draw, End, FaultKind, Scenario, Site};
+use crate::site::Hosts;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
-use crate::link::Hosts;
 use crate::load::live;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 

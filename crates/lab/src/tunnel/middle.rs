@@ -5,17 +5,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use ipnet::{IpNet, Ipv4Net};
-use seikan_load::Ends;
-use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::Route;
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
-use crate::host::{Host, network as net};
-use crate::link::{Hosts, Link, LinkKind, PORTS};
+use crate::error::Result;
+use crate::process::Process;
 use crate::program;
-use crate::tunnel::{SWITCH, Started, Tunnel, device_name, link_device, need_tun, start_ends};
+use crate::site::{Host, Hosts, Link, LinkKind, PLAIN_NIC, PORTS, network as net};
+use crate::tunnel::{End, SWITCH, Started, Tunnel, device_name};
 
 /// A bridge of the kernel's, with host A and host B as its guests.
 pub(super) struct Bridge;
@@ -41,12 +38,8 @@ impl Tunnel for Bridge {
         Ok(Started::default())
     }
 
-    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
-        hosts.over_link()
-    }
-
-    fn device(&self, host: &Host) -> String {
-        link_device(host, SWITCH)
+    fn crossed(&self) -> Option<&str> {
+        Some(SWITCH)
     }
 }
 
@@ -54,8 +47,11 @@ impl Tunnel for Bridge {
 pub(super) struct Naive;
 
 /// The gateway's addresses on the LAN and outside, and host B's outside.
-const GATEWAY: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 3), Ipv4Addr::new(10, 79, 0, 3)];
-const FAR_END: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
+const GATEWAY: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 77, 0, 3)),
+    IpAddr::V4(Ipv4Addr::new(10, 79, 0, 3)),
+];
+const FAR_END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 79, 0, 2));
 
 impl Tunnel for Naive {
     fn name(&self) -> &str {
@@ -67,52 +63,56 @@ impl Tunnel for Naive {
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
-        need_tun()?;
-        program::lab().map(drop)
+        program::need_lab()
     }
 
     fn link(&self, asked: Link) -> Link {
         Link {
             kind: LinkKind::Middle,
-            ..asked
+            ..plain(asked)
         }
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let middle = hosts.middle()?;
-        for host in hosts.both() {
-            packets_of_the_mtu(host)?;
+    fn up(&self, hosts: &Hosts, dir: &Path, _: &Interrupt) -> Result<Started> {
+        let Hosts { a, b, .. } = hosts;
+        let (middle, [lan, wan]) = (hosts.middle()?, PORTS);
+        let outside = [(middle, lan), (middle, wan), (b, &*b.device)];
+        for ((host, nic), address) in outside.into_iter().zip([GATEWAY[0], GATEWAY[1], FAR_END]) {
+            host.add_address(nic, net(address))?;
         }
-        let [lan, wan] = PORTS;
-        middle.add_address(lan, net(GATEWAY[0].into()))?;
-        middle.add_address(wan, net(GATEWAY[1].into()))?;
-        hosts.b.add_address(&hosts.b.device, net(FAR_END.into()))?;
-        let overlay = network(hosts.b.inner, 24)?.trunc();
-        let route = Route::to(IpNet::V4(overlay)).via(GATEWAY[0].into());
-        hosts.a.add_route(&route)?;
-        let device = network(hosts.a.address, 32)?;
-        let own = network(hosts.b.inner, 24)?;
-        let far = format!(
-            "--wan={} --peer={} --tun={} --address={own} --network={device}",
-            hosts.b.device,
-            GATEWAY[1],
-            device_name(&hosts.b),
-        );
+        let overlay = net(b.inner).trunc();
+        a.add_route(&Route::to(overlay).via(GATEWAY[0]))?;
         let near = format!("--wan={wan} --peer={FAR_END} --lan={lan} --overlay={overlay}");
-        start_ends([middle, &hosts.b], dir, interrupt, &mut |end| {
-            let words = if end.host.name == "B" { &far } else { &near };
-            let mut command = program::lab_command()?;
-            command.arg("naive").args(words.split(' '));
-            end.run(self.name(), command)
-        })
+        let far = format!(
+            "--wan={} --peer={} --tun={} --address={} --network={}/32",
+            b.device,
+            GATEWAY[1],
+            device_name(b),
+            net(b.inner),
+            a.address,
+        );
+        start_naive([(middle, &near), (b, &far)], dir)
     }
 
     fn device(&self, host: &Host) -> String {
         match host.name {
             "B" => device_name(host),
-            _ => link_device(host, PORTS[0]),
+            "M" => PORTS[0].to_owned(),
+            _ => host.device.clone(),
         }
     }
+}
+
+/// Starts the naive encapsulator at two hosts, each with these options.
+pub(crate) fn start_naive(ends: [(&Host, &str); 2], dir: &Path) -> Result<Started> {
+    let mut started = Started::default();
+    for (host, words) in ends {
+        let mut command = program::lab_command()?;
+        command.arg("naive").args(words.split(' '));
+        let process = Process::start(host, "naive", command, dir)?;
+        started.processes.0.push(process);
+    }
+    Ok(started)
 }
 
 /// The naive encapsulator at both ends, each with a TUN device of its own, without a gateway.
@@ -141,41 +141,32 @@ impl Tunnel for NaiveHosts {
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
-        Naive.availability()
+        program::need_lab()
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        for host in hosts.both() {
-            packets_of_the_mtu(host)?;
-        }
-        start_ends(hosts.both(), dir, interrupt, &mut |end| {
-            let own = network(end.host.inner, 24)?;
-            let mut command = program::lab_command()?;
-            command
-                .args(["naive", "--wan", &end.host.device])
-                .args(["--peer", &end.other.address.to_string()])
-                .args(["--tun", &end.device(), "--address", &own.to_string()]);
-            if self.spread {
-                command.args(["--ports", &SPREAD_PORTS.to_string()]);
-            }
-            end.run(self.name(), command)
-        })
+    fn link(&self, asked: Link) -> Link {
+        plain(asked)
+    }
+
+    fn start_end(&self, end: &End<'_>, _: &Interrupt) -> Result<Process> {
+        let ports = if self.spread { SPREAD_PORTS } else { 1 };
+        let mut command = program::lab_command()?;
+        command
+            .args(["naive", "--wan", &end.host.device])
+            .args(["--peer", &end.other.address.to_string()])
+            .args(["--tun", &end.device()])
+            .args(["--address", &net(end.host.inner).to_string()])
+            .args(["--ports", &ports.to_string()]);
+        end.run(self.name(), command)
     }
 }
 
-/// As between physical NICs: no packet above the MTU crosses, and checksums are complete.
-fn packets_of_the_mtu(host: &Host) -> Result<()> {
-    // Segmentation depends on checksums: last to go. The kernel's own (GSO) stays: it is what cuts.
-    let whole = [(Feature::Tso, false), (Feature::TxChecksum, false)];
-    host.set_features(&host.device, &whole)
-}
-
-fn network(address: IpAddr, length: u8) -> Result<Ipv4Net> {
-    match address {
-        IpAddr::V4(v4) => Ipv4Net::new(v4, length)
-            .map_err(|e| LabError::Setup(format!("{address}/{length}: {e}"))),
-        IpAddr::V6(_) => Err(LabError::Setup(
-            "the naive gateway supports only IPv4".into(),
-        )),
-    }
+/// A link between NICs that are no better than physical ones.
+fn plain(asked: Link) -> Link {
+    let features: &[_] = if asked.features.is_empty() {
+        &PLAIN_NIC
+    } else {
+        asked.features
+    };
+    Link { features, ..asked }
 }

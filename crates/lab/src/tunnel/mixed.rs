@@ -1,15 +1,13 @@
 //! Our tunnel at host A and another WireGuard at host B: shows how much each of them limits the
 //! other.
 
-use std::path::Path;
-
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
-use crate::link::Hosts;
+use crate::process::Process;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::wireguard::WireGuard;
-use crate::tunnel::{Started, Tunnel, start_ends};
+use crate::tunnel::{End, Tunnel};
 
 /// Two programs, one at each end.
 pub(super) struct Mixed {
@@ -50,15 +48,10 @@ impl Tunnel for Mixed {
         self.theirs.version()
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_ends(
-            hosts.both(),
-            dir,
-            interrupt,
-            &mut |end| match end.host.name {
-                "A" => self.ours.start_end(end),
-                _ => self.theirs.start_end(end, interrupt),
-            },
-        )
+    fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
+        match end.host.name {
+            "A" => self.ours.start_end(end, interrupt),
+            _ => self.theirs.start_end(end, interrupt),
+        }
     }
 }

@@ -30,10 +30,9 @@ use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
-use crate::link::{Hosts, Link, LinkKind};
 use crate::load::wait_reachable;
 use crate::process::{Process, Processes};
+use crate::site::{Host, Hosts, Link, LinkKind};
 
 /// How long a tunnel may take until its far end answers.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
@@ -77,7 +76,27 @@ pub trait Tunnel: Send + Sync {
     ///
     /// # Errors
     /// Whatever stops it from starting.
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started>;
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+        start_ends(hosts.both(), dir, interrupt, &mut |end| {
+            self.start_end(end, interrupt)
+        })
+    }
+
+    /// Starts one end, if it needs nothing but its two ends.
+    ///
+    /// # Errors
+    /// As [`Tunnel::up`].
+    fn start_end(&self, _end: &End<'_>, _interrupt: &Interrupt) -> Result<Process> {
+        Err(LabError::Setup(format!(
+            "{} has no single ends: this is a bug",
+            self.name()
+        )))
+    }
+
+    /// The interface of a host in the middle that packets cross, if the link takes the place of a tunnel.
+    fn crossed(&self) -> Option<&str> {
+        None
+    }
 
     /// Returns the status of its end in `host`, as JSON; `None` if there is none. `dir` is the one
     /// of [`Tunnel::up`].
@@ -87,27 +106,26 @@ pub trait Tunnel: Send + Sync {
 
     /// From where to where load goes through it.
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
-        hosts.through_tunnel()
+        match self.crossed() {
+            Some(_) => hosts.over_link(),
+            None => hosts.through_tunnel(),
+        }
     }
 
     /// Its interface in `host`: that of the link where there is no tunnel, the port to A of a host in
     /// the middle.
     fn device(&self, host: &Host) -> String {
-        device_name(host)
+        match (self.crossed(), host.name) {
+            (Some(interface), "M") => interface.to_owned(),
+            (Some(_), _) => host.device.clone(),
+            (None, _) => device_name(host),
+        }
     }
 }
 
 impl fmt::Debug for dyn Tunnel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// The interface of a host where the link takes the place of a tunnel, and a switch in the middle.
-fn link_device(host: &Host, switch: &str) -> String {
-    match host.name {
-        "M" => switch.to_owned(),
-        _ => host.device.clone(),
     }
 }
 
@@ -225,11 +243,11 @@ pub fn start_between(
 }
 
 /// One end of a tunnel that is to be started.
-pub(crate) struct End<'a> {
+pub struct End<'a> {
     /// Where it is.
-    pub(crate) host: &'a Host,
+    pub host: &'a Host,
     /// Where the other end is.
-    pub(crate) other: &'a Host,
+    pub other: &'a Host,
     pub(crate) own: &'a KeyPair,
     pub(crate) peer: &'a KeyPair,
     /// Where its files go.
@@ -354,20 +372,6 @@ pub fn inner_device(name: &str, host: &Host) -> String {
 fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
     crate::program::find(name)
         .ok_or_else(|| format!("no program `{name}` on PATH or in $SEIKAN_PEERS"))
-}
-
-/// Whether tunnel devices can be had, by opening the file that makes them.
-pub(crate) fn need_tun() -> std::result::Result<(), String> {
-    match std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-    {
-        Ok(_) => Ok(()),
-        Err(e) => Err(format!(
-            "/dev/net/tun cannot be opened ({e}): load the module `tun`, or give this user or container the device"
-        )),
-    }
 }
 
 /// The first line that `program ARGUMENT` prints about itself.

@@ -6,12 +6,9 @@ use std::process::Command;
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::host::Host;
-use crate::host::output;
-use crate::link::Hosts;
-use crate::tunnel::{
-    End, Started, Tunnel, need_program, need_tun, start_ends, version_line, write_private,
-};
+use crate::program::need_tun;
+use crate::site::{Host, Hosts, output};
+use crate::tunnel::{End, Started, Tunnel, need_program, start_ends, version_line, write_private};
 
 const PORT: u16 = 4242;
 

@@ -11,9 +11,10 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::link::Hosts;
+use crate::program::need_tun;
+use crate::site::Hosts;
 use crate::tunnel::{
-    Changes, End, Started, Tunnel, need_program, need_tun, start_ends, version_line, write_private,
+    Changes, End, Started, Tunnel, need_program, start_ends, version_line, write_private,
 };
 
 const PORT: u16 = 11_000;

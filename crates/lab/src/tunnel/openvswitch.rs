@@ -6,16 +6,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
 use crate::error::{Doing, LabError, Result};
-use crate::host::{Host, output};
-use crate::link::{Hosts, Link, LinkKind, PORTS};
 use crate::process::{Process, wait_for};
-use crate::tunnel::{
-    READY_PATIENCE, SWITCH, Started, Tunnel, link_device, need_program, need_tun, version_line,
-};
+use crate::program::need_tun;
+use crate::site::{Host, Hosts, Link, LinkKind, PORTS, output};
+use crate::tunnel::{READY_PATIENCE, SWITCH, Started, Tunnel, need_program, version_line};
 
 /// The switch, as Debian's package openvswitch-switch has it.
 pub(super) struct OpenVSwitch;
@@ -65,8 +62,7 @@ impl Tunnel for OpenVSwitch {
     fn link(&self, asked: Link) -> Link {
         Link {
             kind: LinkKind::Middle,
-            offload: false,
-            ..asked
+            ..asked.offload(false)
         }
     }
 
@@ -74,12 +70,8 @@ impl Tunnel for OpenVSwitch {
         start_in(hosts.middle()?, &PORTS, dir, interrupt)
     }
 
-    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
-        hosts.over_link()
-    }
-
-    fn device(&self, host: &Host) -> String {
-        link_device(host, PORTS[0])
+    fn crossed(&self) -> Option<&str> {
+        Some(PORTS[0])
     }
 }
 

@@ -2,13 +2,11 @@
 
 use std::path::Path;
 
-use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
-use crate::host::Host;
-use crate::link::{Hosts, Link};
-use crate::tunnel::{Started, Tunnel, link_device};
+use crate::site::{Hosts, Link};
+use crate::tunnel::{Started, Tunnel};
 
 /// The link as requested, or without offloads, independent of the request.
 pub(super) struct Raw {
@@ -25,9 +23,10 @@ impl Tunnel for Raw {
     }
 
     fn link(&self, asked: Link) -> Link {
-        Link {
-            offload: asked.offload && !self.without_offload,
-            ..asked
+        if self.without_offload {
+            asked.offload(false)
+        } else {
+            asked
         }
     }
 
@@ -35,11 +34,7 @@ impl Tunnel for Raw {
         Ok(Started::default())
     }
 
-    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
-        hosts.over_link()
-    }
-
-    fn device(&self, host: &Host) -> String {
-        link_device(host, "")
+    fn crossed(&self) -> Option<&str> {
+        Some("")
     }
 }

@@ -12,13 +12,12 @@ use ipnet::IpNet;
 use seikan_ui::Interrupt;
 
 use crate::error::{Doing, Result};
-use crate::host::Host;
-use crate::link::Hosts;
 use crate::process::Process;
 use crate::program;
+use crate::site::Host;
 use crate::tunnel::wireguard;
 use crate::tunnel::{
-    End, PORT, Started, Tunnel, device_name, need_tun, start_ends, version_line, write_private,
+    End, PORT, Tunnel, device_name, version_line, write_private,
 };
 
 /// Tells Seikan where its control socket goes: not to the system's directory, which others use and
@@ -26,17 +25,16 @@ use crate::tunnel::{
 pub(crate) const RUN_DIR: &str = "SEIKAN_RUN_DIR";
 
 /// Seikan in one of its protocols.
+#[derive(Default)]
 pub(crate) struct Seikan {
     protocol: &'static str,
     name: String,
     /// Additional idle peers.
     idle_peers: u32,
+    /// First lines of its configuration.
+    settings: String,
     /// With Ethernet frames instead of IP packets.
     ethernet: bool,
-    /// The cipher that its configuration asks for; both ends settle it if `None`.
-    cipher: Option<&'static str>,
-    /// Without loss repair.
-    unrepaired: bool,
     /// The program, if it is not the usual one.
     program: Option<PathBuf>,
 }
@@ -51,10 +49,7 @@ impl Seikan {
             protocol,
             name: format!("seikan-{protocol}{suffix}"),
             idle_peers,
-            ethernet: false,
-            cipher: None,
-            unrepaired: false,
-            program: None,
+            ..Self::default()
         }
     }
 
@@ -62,6 +57,7 @@ impl Seikan {
     pub(crate) fn ethernet() -> Self {
         Self {
             name: "seikan-ethernet".to_owned(),
+            settings: "mode = \"ethernet\"\n".to_owned(),
             ethernet: true,
             ..Self::new("native", 0)
         }
@@ -71,7 +67,15 @@ impl Seikan {
     pub(crate) fn unrepaired() -> Self {
         Self {
             name: "seikan-unrepaired".to_owned(),
-            unrepaired: true,
+            settings: "repair = \"off\"\n".to_owned(),
+            ..Self::new("native", 0)
+        }
+    }
+
+    /// The native protocol with this cipher, as its configuration calls it.
+    pub(crate) fn with_cipher(cipher: &str) -> Self {
+        Self {
+            settings: format!("cipher = \"{cipher}\"\n"),
             ..Self::new("native", 0)
         }
     }
@@ -80,14 +84,6 @@ impl Seikan {
     pub(crate) fn with_program(self, program: PathBuf) -> Self {
         Self {
             program: Some(program),
-            ..self
-        }
-    }
-
-    /// With this cipher, as its configuration calls it.
-    pub(crate) fn with_cipher(self, cipher: &'static str) -> Self {
-        Self {
-            cipher: Some(cipher),
             ..self
         }
     }
@@ -110,30 +106,6 @@ impl Seikan {
             );
         }
         Ok(sections)
-    }
-}
-
-impl Seikan {
-    /// Starts an end.
-    pub(super) fn start_end(&self, end: &End<'_>) -> Result<Process> {
-        let command = match &self.program {
-            Some(program) => Command::new(program),
-            None => program::seikan_command()?,
-        };
-        let cipher = self.cipher;
-        let cipher = cipher.map_or_else(String::new, |cipher| format!("cipher = \"{cipher}\"\n"));
-        let mode = if self.ethernet {
-            "mode = \"ethernet\"\n"
-        } else if self.unrepaired {
-            "repair = \"off\"\n"
-        } else {
-            ""
-        };
-        // Neighbour discovery has other addresses; without a limit the peer may use all.
-        let both = [end.other.inner, end.other.inner6];
-        let allowed = if self.ethernet { &both[..0] } else { &both[..] };
-        let text = cipher + mode + &config(end, allowed) + &self.idle_sections()?;
-        up(end, command, &self.name, &text, self.protocol)
     }
 }
 
@@ -186,16 +158,23 @@ impl Tunnel for Seikan {
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
-        need_tun()?;
-        program::seikan().map(drop)
+        program::need_seikan()
     }
 
     fn version(&self) -> Option<String> {
         version_line(&program::seikan().ok()?, "--version")
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_ends(hosts.both(), dir, interrupt, &mut |end| self.start_end(end))
+    fn start_end(&self, end: &End<'_>, _: &Interrupt) -> Result<Process> {
+        let command = match &self.program {
+            Some(program) => Command::new(program),
+            None => program::seikan_command()?,
+        };
+        // Neighbour discovery has other addresses; without a limit the peer may use all.
+        let both = [end.other.inner, end.other.inner6];
+        let allowed = if self.ethernet { &both[..0] } else { &both[..] };
+        let text = self.settings.clone() + &config(end, allowed) + &self.idle_sections()?;
+        up(end, command, &self.name, &text, self.protocol)
     }
 
     fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {

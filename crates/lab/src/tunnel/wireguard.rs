@@ -13,9 +13,9 @@ use std::time::Duration;
 use seikan_ui::Interrupt;
 
 use crate::error::{Doing, LabError, Result};
-use crate::link::Hosts;
 use crate::process::{Process, wait_for};
-use crate::tunnel::{End, PORT, Started, Tunnel, need_program, need_tun, start_ends, version_line};
+use crate::program::need_tun;
+use crate::tunnel::{End, PORT, Tunnel, need_program, version_line};
 
 /// Where the protocol puts control sockets.
 const SOCKET_DIR: &str = "/var/run/wireguard";
@@ -68,21 +68,7 @@ impl Tunnel for WireGuard {
         version_line(&need_program(self.program).ok()?, "--version")
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_ends(hosts.both(), dir, interrupt, &mut |end| {
-            self.start_end(end, interrupt)
-        })
-    }
-}
-
-impl WireGuard {
-    /// Its name in reports.
-    pub(crate) fn label(&self) -> &'static str {
-        self.name
-    }
-
-    /// Starts an end.
-    pub(crate) fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
+    fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
         let program = need_program(self.program).map_err(LabError::Setup)?;
         let (device, mut command) = (end.device(), Command::new(&program));
         command.args(self.arguments).arg(&device);
@@ -96,6 +82,13 @@ impl WireGuard {
         configure(socket, end)?;
         end.host.configure_tunnel(&device, MTU)?;
         Ok(process)
+    }
+}
+
+impl WireGuard {
+    /// Its name in reports.
+    pub(crate) fn label(&self) -> &'static str {
+        self.name
     }
 }
 

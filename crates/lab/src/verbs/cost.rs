@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use seikan_lab::scenario::{CostOptions, CostRow, cost};
+use seikan_ui::output::print_json;
 use seikan_ui::screen::Align::{Left, Right};
 use seikan_ui::screen::Table;
 
-use super::{print_json, print_table, with_progress};
+use super::{print_table, with_progress};
 
 /// Options of `lab cost`.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use seikan_lab::{DemoOptions, demo};
 use seikan_ui::output;
 use seikan_ui::screen::Style;
 
-use super::{exit_code, print_json, with_progress};
+use super::{exit_code, with_progress};
 
 /// Options of `seikan demo`.
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::write_file(file, &html(&page)?)?;
     }
     if arguments.json {
-        print_json(&report)?;
+        output::print_json(&report)?;
     } else {
         write!(io::stdout(), "{}", terminal(&page, Style::of_stdout()))?;
     }

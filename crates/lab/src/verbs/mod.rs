@@ -170,15 +170,6 @@ fn write_json(file: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()
     }
 }
 
-/// Prints a report as JSON.
-fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
-    Ok(writeln!(
-        io::stdout(),
-        "{}",
-        serde_json::to_string_pretty(report)?
-    )?)
-}
-
 /// Prints a table below a line of text, which may be empty.
 fn print_table(title: &str, table: &Table) -> io::Result<()> {
     let mut screen = Screen(String::new());

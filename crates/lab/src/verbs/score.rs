@@ -10,7 +10,7 @@ use seikan_lab::scenario::{Counts, Interval, Progressed, ScoreOptions, score, sc
 use seikan_ui::output;
 
 use super::scenario::described;
-use super::{print_json, with_progress};
+use super::{with_progress};
 
 /// Options of `lab score`.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
         output::write_file(file, &matrix_html(&counts)?)?;
     }
     if arguments.json {
-        print_json(&counts)?;
+        output::print_json(&counts)?;
     } else {
         write!(io::stdout(), "{}", shown(&counts))?;
     }

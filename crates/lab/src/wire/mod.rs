@@ -1,7 +1,7 @@
 //! A wire with faults: two TAP devices, one in each of two hosts, and a program that carries frames
 //! between them.
 //!
-//! [`Wire::between`] starts the program (`seikan lab wire`: [`carry`]), which makes the devices;
+//! `Wire::between` starts the program (`seikan lab wire`: [`carry`]), which makes the devices;
 //! [`Wire::set`] changes what it does to frames while it runs; [`Wire::counts`] says what became of
 //! every frame, the truth that a diagnosis is held against. A healthy wire hands super-packets over
 //! whole; faults of the path act on the frames that they stand for. The program's processor time is
@@ -18,10 +18,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use seikan_sys::netns::NetNs;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 use crate::program;
 
 pub use carrier::{CarrierOptions, carry};
@@ -254,26 +254,27 @@ impl Wire {
     /// # Errors
     /// The reason, for people.
     pub fn availability() -> std::result::Result<(), String> {
-        crate::tunnel::need_tun()?;
-        program::lab().map(drop)
+        program::need_lab()
     }
 
-    /// Makes a device in each host, named [`Host::device`], down and without addresses, and joins
-    /// them.
+    /// Makes a device of this name in each namespace, down and without addresses, and joins them.
     ///
     /// # Errors
     /// No program, no TUN driver, devices of that name, or faults that make no sense.
-    pub fn between(a: &Host, b: &Host, faults: WireFaults) -> Result<Self> {
+    pub(crate) fn between(
+        [(a, near), (b, far)]: [(&NetNs, &str); 2],
+        faults: WireFaults,
+    ) -> Result<Self> {
         Self::availability().map_err(LabError::Setup)?;
-        let far = format!(
+        let there = format!(
             "/proc/{}/fd/{}",
             std::process::id(),
-            b.netns().as_fd().as_raw_fd()
+            b.as_fd().as_raw_fd()
         );
         let mut command = program::lab_command()?;
         command
-            .args(["wire", "--near", &a.device, "--far", &b.device])
-            .args(["--far-namespace", &far])
+            .args(["wire", "--near", near, "--far", far])
+            .args(["--far-namespace", &there])
             .args(["--seed", &faults.seed.to_string()])
             .args(faults.punctual.then_some("--punctual"))
             .stdin(Stdio::piped())
@@ -281,7 +282,7 @@ impl Wire {
             .stderr(Stdio::piped())
             // Ctrl-C goes to us alone.
             .process_group(0);
-        let mut child = a.spawn(&mut command).doing("start a wire")?;
+        let mut child = a.spawn_command(&mut command).doing("start a wire")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let Some(pipes) = stdin.zip(stdout) else {
             return Err(LabError::Setup("a wire without pipes".to_owned()));

@@ -1,6 +1,6 @@
 //! Common parts of the tests.
 
-use seikan_lab::host::Host;
+use seikan_lab::site::Host;
 
 /// A host of its own, or `None` (loudly) where this process may not make one.
 pub fn host() -> Option<Host> {

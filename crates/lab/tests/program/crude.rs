@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use seikan_lab::host::Host;
-use seikan_lab::link::{Hosts, Link};
+use seikan_lab::site::Host;
+use seikan_lab::site::{Hosts, Link};
 use seikan_lab::tunnel::crude::{Crude, CrudeCounts};
 use seikan_lab::tunnel::{Changes, Tunnel, start};
 use seikan_load::{LatencyOptions, LoadError, TcpOptions, ping, tcp_bulk, wait_reachable};

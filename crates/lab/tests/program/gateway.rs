@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use seikan_lab::gateway::site::{LAN, Lan, Nic, Site, WAN, on_overlay};
-use seikan_lab::host::Host;
+use seikan_lab::gateway::site::{LAN, Lan, Site, WAN, on_overlay};
+use seikan_lab::site::Host;
 use seikan_load::{Ends, LoadError, wait_reachable};
 use seikan_ui::Interrupt;
 
@@ -51,14 +51,7 @@ impl Drop for Running {
 
 #[test]
 fn the_naive_verb_carries_and_counts_until_a_signal() {
-    let lan = Lan {
-        nic: Nic::Plain,
-        gro: true,
-        rps: false,
-        devices: 1,
-        rate: None,
-    };
-    let site = match Site::create(&lan) {
+    let site = match Site::create(&Lan::default()) {
         Ok(site) => site,
         Err(error) => return skip(&error.to_string()),
     };

@@ -3,8 +3,8 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use seikan_lab::host::Host;
-use seikan_lab::link::{Hosts, Link};
+use seikan_lab::site::Host;
+use seikan_lab::site::{Hosts, Link};
 use seikan_load::{LoadError, TcpOptions, tcp_bulk, wait_reachable};
 use seikan_sys::ethtool::Feature;
 use seikan_ui::Interrupt;

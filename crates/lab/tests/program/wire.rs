@@ -4,8 +4,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use seikan_lab::host::{Host, OFFLOADS};
-use seikan_lab::link::{Hosts, Link};
+use seikan_lab::site::{Host, Hosts, Link, NO_OFFLOAD};
 use seikan_lab::wire::{DirectionCounts, Faults, Wire, WireCounts, WireFaults};
 use seikan_load::{LatencyOptions, TcpOptions, TcpReport, UdpOptions, ping, tcp_bulk, udp_flood};
 use seikan_ui::Interrupt;
@@ -102,7 +101,7 @@ fn check_all_accounted(c: &DirectionCounts) {
 }
 
 fn without_offload(host: &Host) {
-    host.set_features(&host.device, &OFFLOADS.map(|feature| (feature, false)))
+    host.set_features(&host.device, &NO_OFFLOAD)
         .expect("offload");
 }
 

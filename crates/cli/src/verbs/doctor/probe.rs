@@ -275,7 +275,7 @@ impl Probe {
 mod tests {
     use std::process::{Command, Stdio};
 
-    use seikan_lab::link::{Hosts, Link};
+    use seikan_lab::site::{Hosts, Link};
 
     use super::*;
 

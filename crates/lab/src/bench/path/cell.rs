@@ -8,7 +8,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::host::Congestion;
+use crate::site::Congestion;
 use crate::wire::{Faults, WireFaults};
 
 /// Rate of the hosts' NICs: bursts come to the path's queue at this rate.

@@ -6,7 +6,7 @@ use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
 
 use super::cell::{Cell, PathOptions};
-use crate::bench::{Absent, BenchOptions, Load, YARDSTICK};
+use crate::bench::{Absent, BenchOptions, Load, RAW};
 use crate::machine::Machine;
 use crate::tunnel::Tunnel;
 
@@ -130,7 +130,7 @@ pub struct CellReport {
 impl CellReport {
     /// The path without a tunnel, if it was measured.
     pub fn raw(&self) -> Option<&PathTunnel> {
-        self.tunnels.iter().find(|t| t.name == YARDSTICK)
+        self.tunnels.iter().find(|t| t.name == RAW)
     }
 }
 
@@ -159,7 +159,7 @@ impl PathReport {
         self.cells
             .iter()
             .flat_map(|cell| &cell.tunnels)
-            .any(|t| (t.own || t.name == YARDSTICK) && !t.errors.is_empty())
+            .any(|t| (t.own || t.name == RAW) && !t.errors.is_empty())
     }
 }
 

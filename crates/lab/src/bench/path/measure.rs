@@ -13,11 +13,10 @@ use seikan_ui::Interrupt;
 
 use super::cell::Cell;
 use super::figures::{Figure, Figures, PathRound, PathRoundLoad};
-use crate::bench::{Load, YARDSTICK};
+use crate::bench::{Load, RAW};
 use crate::error::{LabError, Result, in_words};
-use crate::host::{Host, network};
-use crate::link::{Hosts, Link, LinkKind};
 use crate::load::live;
+use crate::site::{Host, Hosts, Link, network};
 use crate::tunnel::{self, Running, Started, Tunnel};
 use crate::wire::{Faults, Wire, WireCounts, WireFaults};
 
@@ -85,10 +84,8 @@ pub(super) fn measure(
         ..cell.faults()
     };
     let link = Link {
-        kind: LinkKind::Wire(faults),
         congestion: cell.congestion,
-        offload: plan.offload,
-        ..Link::default()
+        ..Link::with_faults(faults).offload(plan.offload)
     };
     step("starting");
     let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|running| {
@@ -104,7 +101,7 @@ pub(super) fn measure(
             wire,
             ends: tunnel.ends(&hosts),
             faults,
-            raw: tunnel.name() == YARDSTICK,
+            raw: tunnel.name() == RAW,
             plan,
         };
         site.measure(&mut started, &mut round, step)
@@ -311,11 +308,8 @@ fn prepare(host: &Host) -> Result<()> {
 }
 
 /// Replaces an address of a host on the link.
-fn readdress(host: &Host, [old, new]: [IpAddr; 2]) -> Result<()> {
-    let device = &host.device;
-    let netlink = host.netlink()?;
-    netlink.delete_address(host.index(device)?, network(old))?;
-    host.add_address(device, network(new))
+fn readdress(host: &Host, addresses: [IpAddr; 2]) -> Result<()> {
+    host.replace_address(&host.device, addresses.map(network))
 }
 
 /// Waits until more has arrived on every meter: voice there and back, and the stream.

@@ -10,13 +10,15 @@ mod cell;
 mod figures;
 mod measure;
 
+use std::sync::Arc;
+
 use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 
-use super::{Absent, BenchOptions, Load, START_SECONDS, Tunnels, check_length, choose};
+use super::{BenchOptions, Load, Rounds, START_SECONDS, check_length, tunnels};
 use crate::error::{LabError, Result};
 use crate::machine::Machine;
-use crate::tunnel;
+use crate::tunnel::Tunnel;
 use crate::wire::Wire;
 
 pub use cell::{Cell, PathOptions, Queue};
@@ -52,65 +54,48 @@ pub fn bench_paths(
     }
     let cells = paths.cells(options.congestion)?;
     Wire::availability().map_err(LabError::Setup)?;
-    let (present, absent) = tunnels(options)?;
-    let per_tunnel =
-        START_SECONDS + options.loads.len() as f64 * (options.seconds + OVERHEAD_SECONDS);
-    let total = per_tunnel * (present.len() * cells.len()) as f64 * f64::from(options.rounds);
-    let mut done = 0.0;
-    let mut rounds: Vec<Vec<Vec<PathRound>>> =
-        vec![present.iter().map(|_| Vec::new()).collect(); cells.len()];
-    for round in 1..=options.rounds {
-        for (cell, rounds) in cells.iter().zip(&mut rounds) {
-            for (tunnel, rounds) in present.iter().zip(rounds) {
-                let mut step = |event: &str| {
-                    progress(Progress {
-                        fraction: f64::min(done / total, 1.0),
-                        step: format!(
-                            "round {round}/{}  {cell}  {}  {event}",
-                            options.rounds,
-                            tunnel.name()
-                        ),
-                    });
-                };
-                let plan = Plan {
-                    loads: &options.loads,
-                    seconds: options.seconds,
-                    offload: options.offload,
-                    interrupt,
-                };
-                // The same losses for every tunnel of a round.
-                let seed = u64::from(round);
-                rounds.push(measure(tunnel, cell, seed, plan, &mut step)?);
-                done += per_tunnel;
-            }
-        }
-    }
-    let cells = cells.iter().zip(rounds).map(|(cell, rounds)| {
-        let all = present.iter().zip(rounds);
+    let usual = USUAL.map(str::to_owned);
+    let only = options.only.as_deref().unwrap_or(&usual);
+    let (present, absent) = tunnels(options.idle_peers, Some(only))?;
+    let plan = Plan {
+        loads: &options.loads,
+        seconds: options.seconds,
+        offload: options.offload,
+        interrupt,
+    };
+    let rounds = Rounds {
+        count: options.rounds,
+        each: START_SECONDS + options.loads.len() as f64 * (options.seconds + OVERHEAD_SECONDS),
+    };
+    let rows = cells.iter().flat_map(|cell| present.iter().map(move |tunnel| (cell, tunnel)));
+    let rows: Vec<(&Cell, &Arc<dyn Tunnel>)> = rows.collect();
+    let name = |(cell, tunnel): &(&Cell, &Arc<dyn Tunnel>)| format!("{cell}  {}", tunnel.name());
+    let measured = rounds.interleave(&rows, name, progress, |(cell, tunnel), round, step| {
+        // The same losses for every tunnel of a round.
+        measure(tunnel, cell, round.into(), plan, &mut |event| step(0.0, event))
+    })?;
+    let mut measured = rows.iter().zip(measured);
+    let cells = cells.iter().map(|cell| {
+        let all = measured.by_ref().take(present.len());
         with_ratios(CellReport {
             cell: *cell,
             predicted_mbit: cell.predicted_mbit(),
             tunnels: all
-                .map(|(t, rounds)| summarise(t.as_ref(), &options.loads, rounds))
+                .map(|((_, tunnel), rounds)| summarise(tunnel.as_ref(), &options.loads, rounds))
                 .collect(),
         })
     });
+    let cells = cells.collect();
     let versions = present.iter();
     Ok(PathReport {
         date: utc_now(),
         machine: Machine::this(),
         options: options.clone(),
         paths: paths.clone(),
-        cells: cells.collect(),
+        cells,
         versions: versions
             .filter_map(|t| Some((t.name().to_owned(), t.version()?)))
             .collect(),
         absent,
     })
-}
-
-fn tunnels(options: &BenchOptions) -> Result<(Tunnels, Vec<Absent>)> {
-    let usual = USUAL.map(str::to_owned);
-    let only = options.only.as_deref().unwrap_or(&usual);
-    choose(tunnel::all(options.idle_peers), Some(only))
 }

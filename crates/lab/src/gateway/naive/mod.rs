@@ -16,8 +16,6 @@ mod frame;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
@@ -31,7 +29,6 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
 use crate::error::{Doing, LabError, Result};
-use crate::host::Host;
 
 pub use frame::PORT;
 use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
@@ -119,13 +116,6 @@ pub struct NaiveCounts {
     pub undelivered: u64,
 }
 
-/// Counts that the thread that carries packets shares.
-type SharedCounts = Arc<Mutex<NaiveCounts>>;
-
-fn lock(counts: &SharedCounts) -> MutexGuard<'_, NaiveCounts> {
-    counts.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// An end, ready to run. Its sockets belong to the namespace it was opened in.
 #[derive(Debug)]
 pub struct Naive {
@@ -136,7 +126,7 @@ pub struct Naive {
     wan: u32,
     side: Side,
     number: u64,
-    counts: SharedCounts,
+    counts: NaiveCounts,
 }
 
 #[derive(Debug)]
@@ -187,7 +177,7 @@ impl Naive {
             wan,
             side,
             number: 0,
-            counts: Arc::default(),
+            counts: NaiveCounts::default(),
         })
     }
 
@@ -215,7 +205,7 @@ impl Naive {
 
     /// Returns the packet counts so far.
     pub fn counts(&self) -> NaiveCounts {
-        *lock(&self.counts)
+        self.counts
     }
 
     /// Whether the nic and whether the TUN device have something.
@@ -285,7 +275,7 @@ impl Naive {
         let by_turns = (self.number % self.udp.len() as u64) as usize;
         let sent = self.udp[by_turns].send_to(datagram, self.peer);
         let size = datagram.len() - HEADER;
-        let mut counts = lock(&self.counts);
+        let counts = &mut self.counts;
         counts.merged += u64::from(size > ETHERNET_MTU);
         counts.largest = counts.largest.max(size as u64);
         *match sent {
@@ -297,17 +287,17 @@ impl Naive {
 
     /// Takes one IP packet from the outside, and the packet within to the kernel.
     fn inwards(&mut self, packet: &mut [u8]) {
-        let counts = &self.counts;
+        let counts = &mut self.counts;
         match open(packet) {
             Arrival::NotOurs => {}
-            Arrival::Headless => lock(counts).headless += 1,
-            Arrival::Cut => lock(counts).cut += 1,
-            Arrival::Foreign => lock(counts).foreign += 1,
+            Arrival::Headless => counts.headless += 1,
+            Arrival::Cut => counts.cut += 1,
+            Arrival::Foreign => counts.foreign += 1,
             Arrival::Packet(inner) => {
                 complete_checksum(inner);
                 match deliver(&self.side, inner) {
-                    Ok(_) => lock(counts).arrived += 1,
-                    Err(_) => lock(counts).undelivered += 1,
+                    Ok(_) => counts.arrived += 1,
+                    Err(_) => counts.undelivered += 1,
                 }
             }
         }
@@ -387,63 +377,6 @@ fn deliver(side: &Side, packet: &[u8]) -> io::Result<usize> {
         Side::Tun(tun) => {
             let none = [0; VNET_HEADER_LEN];
             tun.queues()[0].write_vectored(&[IoSlice::new(&none), IoSlice::new(packet)])
-        }
-    }
-}
-
-/// An end that runs in a thread of this process until it is dropped.
-#[derive(Debug)]
-pub struct Worker {
-    stop: Interrupt,
-    counts: SharedCounts,
-    thread: Option<JoinHandle<Result<()>>>,
-}
-
-impl Worker {
-    /// Opens an end inside `host` and runs it.
-    ///
-    /// # Errors
-    /// As [`Naive::open`].
-    pub fn start(host: &Host, options: &NaiveOptions) -> Result<Self> {
-        let mut naive = host.run(|| Naive::open(options))??;
-        let (stop, counts) = (Interrupt::new(), Arc::clone(&naive.counts));
-        let flag = stop.clone();
-        let thread = std::thread::Builder::new()
-            .name("naive".to_owned())
-            .spawn(move || naive.run(&flag))
-            .doing("start a thread")?;
-        Ok(Self {
-            stop,
-            counts,
-            thread: Some(thread),
-        })
-    }
-
-    /// Returns the packet counts so far.
-    pub fn counts(&self) -> NaiveCounts {
-        *lock(&self.counts)
-    }
-
-    /// An error if the thread has ended.
-    ///
-    /// # Errors
-    /// What ended it.
-    pub fn check_alive(&mut self) -> Result<()> {
-        let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) else {
-            return Ok(());
-        };
-        let ended = || LabError::Setup("the naive encapsulator ended early".to_owned());
-        thread.join().map_err(|_| ended())??;
-        Err(ended())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.stop.raise();
-        if let Some(thread) = self.thread.take() {
-            // Its outcome no longer matters.
-            let _ = thread.join();
         }
     }
 }

@@ -7,8 +7,8 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::Applied;
+use crate::site::Host;
 use crate::error::{LabError, Result};
-use crate::host::Host;
 use crate::process::Killed;
 
 /// The processor that is crowded.

@@ -11,8 +11,6 @@ mod machine;
 mod network;
 mod wire;
 
-use std::process::Command;
-
 use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
 
@@ -21,9 +19,8 @@ use network::Nic;
 pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
+use crate::site::{Host, Hosts, NO_OFFLOAD, all_cpus};
 use crate::error::{LabError, Result};
-use crate::host::{Host, OFFLOADS, all_cpus};
-use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
 use seikan_load::LiveOptions;
@@ -354,7 +351,7 @@ impl Fault {
             FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
                 nic.mtu(network::BELIEVED_MTU)
             }
-            FaultKind::OffloadsOff => nic.offloads(&OFFLOADS),
+            FaultKind::OffloadsOff => nic.offloads(&NO_OFFLOAD.map(|(feature, _)| feature)),
             FaultKind::NetdevBacklog => {
                 // So that packets come in bursts: a super-packet of datagrams is cut up just before
                 // the link.
@@ -387,9 +384,3 @@ impl Fault {
     }
 }
 
-/// Runs a command line in a host; words are separated by blanks.
-pub(crate) fn tool(host: &Host, line: &str) -> Result<()> {
-    let mut words = line.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or_default());
-    host.output(command.args(words), "").map(drop)
-}

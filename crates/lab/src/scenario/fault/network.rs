@@ -1,12 +1,10 @@
 //! Faults that are settings of a host's network namespace.
 
-use std::process::Command;
-
 use seikan_sys::ethtool::Feature;
 
-use super::{Applied, tool};
+use super::Applied;
+use crate::site::{Host, steering_file};
 use crate::error::Result;
-use crate::host::{Host, steering_file};
 
 /// How much a token bucket's queue holds, as time at its rate, in seconds.
 pub(super) const SHORT: f64 = 0.01;
@@ -32,9 +30,9 @@ impl Nic<'_, '_> {
     /// Runs a tool's command line, and `undo` at the end.
     fn tool(&mut self, line: &str, undo: String) -> Result<()> {
         let host = self.host;
-        tool(host, line)?;
+        host.tool(line)?;
         self.applied.then(move || {
-            let _ = tool(host, &undo);
+            let _ = host.tool(&undo);
         });
         Ok(())
     }
@@ -83,9 +81,9 @@ impl Nic<'_, '_> {
             "nft add chain netdev {table} drops {{ type filter hook ingress device {} priority 0 ; }}",
             self.device
         );
-        tool(self.host, &chain)?;
+        self.host.tool(&chain)?;
         let rule = format!("nft add rule netdev {table} drops {rule}");
-        tool(self.host, &rule)
+        self.host.tool(&rule)
     }
 
     /// Has the kernel track connections, as a firewall does.
@@ -96,9 +94,9 @@ impl Nic<'_, '_> {
             let chain = format!(
                 "nft add chain inet tracked {hook} {{ type filter hook {hook} priority 0 ; }}"
             );
-            tool(self.host, &chain)?;
+            self.host.tool(&chain)?;
             let rule = format!("nft add rule inet tracked {hook} ct state new,established accept");
-            tool(self.host, &rule)
+            self.host.tool(&rule)
         })
     }
 
@@ -162,6 +160,5 @@ pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> 
         text += &format!("udp sport {} udp dport 9 drop\n", port % 1024);
     }
     text += "}\n}\n";
-    let mut nft = Command::new("nft");
-    host.output(nft.args(["-f", "-"]), &text).map(drop)
+    host.filter(&text)
 }

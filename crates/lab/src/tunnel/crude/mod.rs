@@ -6,18 +6,18 @@
 //! every packet on, copies, buffers and queues too small, an MTU that does not fit.
 
 mod cost;
-mod program;
+mod end;
 
 use std::net::SocketAddr;
-use std::path::Path;
 
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
-use crate::link::Hosts;
-use crate::tunnel::{Changes, End, PORT, Started, Tunnel, need_tun, start_ends};
+use crate::process::Process;
+use crate::program;
+use crate::tunnel::{Changes, End, PORT, Tunnel};
 
-pub use program::{CrudeCounts, CrudeEnd, CrudeOptions};
+pub use end::{CrudeCounts, CrudeEnd, CrudeOptions};
 
 /// The crude tunnel between host A and host B, as well as it can be but for its changes.
 #[derive(Clone, Debug)]
@@ -46,21 +46,18 @@ impl Tunnel for Crude {
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
-        need_tun()?;
-        crate::program::lab().map(drop)
+        program::need_lab()
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        start_ends(hosts.both(), dir, interrupt, &mut |end| {
-            let End { host, other, .. } = end;
-            let mut command = crate::program::lab_command()?;
-            command
-                .args(["crude", "--device", &end.device()])
-                .arg(format!("--listen={}", SocketAddr::new(host.address, PORT)))
-                .arg(format!("--peer={}", SocketAddr::new(other.address, PORT)))
-                .arg(format!("--address={}/24,{}/64", host.inner, host.inner6))
-                .args(self.changes.arguments_of(host));
-            end.run(&self.name, command)
-        })
+    fn start_end(&self, end: &End<'_>, _: &Interrupt) -> Result<Process> {
+        let End { host, other, .. } = end;
+        let mut command = program::lab_command()?;
+        command
+            .args(["crude", "--device", &end.device()])
+            .arg(format!("--listen={}", SocketAddr::new(host.address, PORT)))
+            .arg(format!("--peer={}", SocketAddr::new(other.address, PORT)))
+            .arg(format!("--address={}/24,{}/64", host.inner, host.inner6))
+            .args(self.changes.arguments_of(host));
+        end.run(&self.name, command)
     }
 }

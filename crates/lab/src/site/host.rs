@@ -1,10 +1,9 @@
-//! Hosts: network namespaces with interfaces, addresses and routes, and the cables between them.
+//! Hosts: network namespaces with interfaces, addresses and routes.
 //!
 //! A namespace has no name: it ends with the last descriptor and process that holds it.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -33,15 +32,6 @@ const DEFERRED: &str = "1000000";
 const BUCKET: u32 = 100_000;
 /// Queue of a limited NIC in bytes: 1,000 packets, as `txqueuelen` is.
 const NIC_QUEUE: u32 = 1_514_000;
-
-/// Segmentation, receive and transmit checksum offload, in the order in which they go: TSO depends
-/// on transmit checksums.
-pub const OFFLOADS: [Feature; 4] = [
-    Feature::Tso,
-    Feature::Gso,
-    Feature::Gro,
-    Feature::TxChecksum,
-];
 
 /// Congestion control of TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -134,6 +124,29 @@ impl Host {
         output(Some(self), command, input)
     }
 
+    /// Runs a command line inside the host; words are separated by blanks.
+    pub(crate) fn tool(&self, line: &str) -> Result<()> {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        self.output(command.args(words), "").map(drop)
+    }
+
+    /// Puts rules of nftables in force inside the host.
+    pub(crate) fn filter(&self, rules: &str) -> Result<()> {
+        let mut nft = Command::new("nft");
+        self.output(nft.args(["-f", "-"]), rules).map(drop)
+    }
+
+    /// Sets an interface, in the words of `ip link`.
+    pub(crate) fn set_link(&self, device: &str, words: &str) -> Result<()> {
+        self.tool(&format!("ip link set dev {device} {words}"))
+    }
+
+    /// Its addresses on the link, IPv4 first.
+    pub(crate) fn addresses(&self) -> [IpAddr; 2] {
+        [self.address, self.address6]
+    }
+
     /// Load from here to `target`, which is an address of `server`.
     pub(crate) fn to<'a>(&'a self, server: &'a Host, target: IpAddr) -> Ends<'a> {
         Ends {
@@ -216,8 +229,12 @@ impl Host {
 
     /// Adds the default route by `gateway`, an address in the network of `device`.
     pub(crate) fn add_default_route(&self, gateway: IpAddr, device: &str) -> Result<()> {
-        let route = default_route(gateway).device(self.index(device)?);
-        self.add_route(&route)
+        let any = match gateway {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let route = Route::to(IpNet::new_assert(any, 0)).via(gateway);
+        self.add_route(&route.device(self.index(device)?))
     }
 
     /// Sets an interface up.
@@ -235,10 +252,11 @@ impl Host {
         Ok(self.netlink()?.set_up(bridge)?)
     }
 
-    /// Gives `other` an interface whose cable ends at a new port of a bridge.
-    pub(crate) fn plug(&self, bridge: &str, port: &str, other: &Host, device: &str) -> Result<()> {
-        cable(self, port, other, device)?;
-        self.add_port(bridge, port)
+    /// Replaces an address.
+    pub(crate) fn replace_address(&self, device: &str, [old, new]: [IpNet; 2]) -> Result<()> {
+        let netlink = self.netlink()?;
+        netlink.delete_address(netlink.link(device)?.index, old)?;
+        self.add_address(device, new)
     }
 
     /// Makes an interface a port of a bridge, and sets it up.
@@ -309,12 +327,9 @@ impl Host {
 
     /// Limits the rate at which an interface sends, in bit/s, as a NIC of that speed does.
     pub(crate) fn limit(&self, device: &str, rate: u64) -> Result<()> {
-        let arguments = format!(
-            "qdisc replace dev {device} root tbf rate {rate}bit burst {BUCKET} limit {NIC_QUEUE}"
-        );
-        let mut command = Command::new("tc");
-        self.output(command.args(arguments.split_whitespace()), "")
-            .map(drop)
+        self.tool(&format!(
+            "tc qdisc replace dev {device} root tbf rate {rate}bit burst {BUCKET} limit {NIC_QUEUE}"
+        ))
     }
 
     /// Limits how often an interface polls for received packets, in microseconds.
@@ -406,15 +421,6 @@ pub(crate) fn all_cpus() -> Vec<u32> {
     (0..count as u32).collect()
 }
 
-/// Returns the default route of `gateway`'s family.
-pub(crate) fn default_route(gateway: IpAddr) -> Route {
-    let any = match gateway {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    Route::to(IpNet::new_assert(any, 0)).via(gateway)
-}
-
 /// Returns an address with the length of the lab's networks of its family.
 pub(crate) fn network(address: IpAddr) -> IpNet {
     let length = if address.is_ipv4() { PREFIX4 } else { PREFIX6 };
@@ -428,11 +434,4 @@ fn has_ipv6() -> bool {
 
 fn is_available(address: IpAddr) -> bool {
     address.is_ipv4() || has_ipv6()
-}
-
-/// Makes a pair of interfaces, one in each host.
-pub(crate) fn cable(one: &Host, device: &str, other: &Host, peer: &str) -> Result<()> {
-    let there = other.netns().as_fd();
-    one.netlink()?.create_veth(device, peer, Some(there))?;
-    Ok(())
 }
