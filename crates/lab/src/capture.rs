@@ -14,8 +14,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_sys::packet::capture::CaptureSocket;
 
-use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
+use crate::site::Host;
 
 /// Bytes of each packet: headers of IPv6 and TCP with options.
 const SNAP_LENGTH: usize = 128;

@@ -18,15 +18,15 @@ use seikan_load::{
 };
 use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::site::Link;
 use crate::arguments::seconds;
 use crate::error::{LabError, Result, in_words};
 use crate::gateway;
 use crate::gateway::site::Nic;
 use crate::machine::Machine;
 use crate::program::need_tun;
+use crate::site::Link;
 use crate::tunnel::{self, Tunnel};
 
 pub use broken::Chapter;
@@ -42,7 +42,7 @@ const WARMUP: Duration = Duration::from_millis(500);
 const STEPS: usize = 4;
 
 /// How long to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Args)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Args)]
 pub struct DemoOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds::<60>)]
@@ -50,7 +50,7 @@ pub struct DemoOptions {
 }
 
 /// Measurements of one tunnel, or of the raw link.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct DemoRow {
     /// Name of the tunnel.
     pub name: String,
@@ -73,14 +73,14 @@ pub struct DemoRow {
     /// Largest resident memory of a process of the tunnel, in bytes.
     pub peak_rss: Option<u64>,
     /// Output of `seikan status --json` at both ends of the tunnel, host A first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub status: Vec<serde_json::Value>,
     /// Error that ended the row.
     pub error: Option<String>,
 }
 
 /// The demonstration's result.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct DemoReport {
     /// When it ended, UTC.
     pub date: String,

@@ -16,10 +16,10 @@ use ipnet::IpNet;
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
-use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
 use crate::process::{Process, wait_for};
 use crate::program;
+use crate::site::Host;
 use crate::tunnel::seikan::RUN_DIR;
 use crate::tunnel::wireguard;
 
@@ -38,6 +38,7 @@ pub(crate) struct Mesh {
 
 /// A host that has joined.
 pub(crate) struct Member {
+    pub(crate) host: Host,
     folder: PathBuf,
     /// Its interface.
     pub(crate) interface: String,
@@ -143,6 +144,7 @@ impl Mesh {
         let networks: Vec<IpNet> = words.filter_map(|word| word.parse().ok()).collect();
         let address = networks.first().map(IpNet::addr);
         Ok(Member {
+            host: host.clone(),
             folder: self.folder.clone(),
             interface: interface.to_owned(),
             address: address
@@ -182,17 +184,21 @@ impl Member {
     }
 
     /// Starts its tunnel, with these variables in its environment.
-    pub(crate) fn up(&self, host: &Host, environment: &[(String, String)]) -> Result<Process> {
+    pub(crate) fn up(&self, environment: &[(String, String)]) -> Result<Process> {
         let file = self.file();
         let mut command = command(&self.folder, &["up", &file.to_string_lossy()])?;
         command.envs(environment.iter().cloned());
-        let process = Process::start(host, &self.interface, command, &self.folder)?;
+        let process = Process::start(&self.host, &self.interface, command, &self.folder)?;
         Ok(process.leaving(wireguard::socket(&self.interface)))
     }
 
     /// Returns the output of `seikan status --json`.
-    pub(crate) fn status(&self, host: &Host) -> Result<Value> {
-        let said = run(host, &self.folder, &["status", &self.interface, "--json"])?;
+    pub(crate) fn status(&self) -> Result<Value> {
+        let said = run(
+            &self.host,
+            &self.folder,
+            &["status", &self.interface, "--json"],
+        )?;
         serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
     }
 }

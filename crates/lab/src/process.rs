@@ -162,6 +162,14 @@ impl Drop for Process {
     }
 }
 
+/// Gives a program no streams.
+pub(crate) fn silent(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+}
+
 /// A program that is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Killed(pub(crate) Child);

@@ -24,7 +24,7 @@ use clap::Args;
 use seikan_load::stats::{Spread, ratio};
 use seikan_load::{LiveOptions, Meter};
 use seikan_ui::{Interrupt, Progress};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use self::site::Site;
 use crate::arguments::seconds;
@@ -40,7 +40,7 @@ const PACED: f64 = 500.0;
 const WARMUP: Duration = Duration::from_secs(2);
 
 /// Options of the measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Args)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Args)]
 pub struct RelayOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
@@ -51,7 +51,7 @@ pub struct RelayOptions {
 }
 
 /// One round.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct RelayRound {
     /// By the relay, in Gbit/s.
     pub relayed: f64,
@@ -68,7 +68,7 @@ pub struct RelayRound {
 }
 
 /// Lost datagrams, by place.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Missing {
     /// Datagrams that the ends reported missing to each other.
     pub reported: u64,
@@ -79,7 +79,7 @@ pub struct Missing {
 }
 
 /// All rounds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct RelayReport {
     /// Options of the run.
     pub options: RelayOptions,
@@ -88,7 +88,6 @@ pub struct RelayReport {
     /// Each round.
     pub rounds: Vec<RelayRound>,
     /// Of as many changes to direct under a stream of 500 Mbit/s.
-    #[serde(default)]
     pub paced: Vec<Missing>,
     /// By the relay, in Gbit/s.
     pub relayed: Spread,
@@ -97,12 +96,11 @@ pub struct RelayReport {
     /// Median by the relay by median directly.
     pub ratio: Option<f64>,
     /// Against coturn, if it is installed.
-    #[serde(default)]
     pub coturn: Option<CoturnReport>,
 }
 
 /// A stream by `seikan relay` and one by coturn, in turns.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CoturnReport {
     /// Through Seikan's relay and through coturn, each round.
     pub rounds: Vec<[Relayed; 2]>,
@@ -115,7 +113,7 @@ pub struct CoturnReport {
 }
 
 /// Rate of a stream by a relay, and its cost.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Relayed {
     /// In Gbit/s.
     pub rate: f64,

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use seikan_load::{LiveOptions, Meter};
 use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::site::{FIRST, Host, INTERNET, Link, Switch, address};
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
 use crate::load::live;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::nat::flow::{EVERY, Flow};
 use crate::process::Process;
+use crate::site::{FIRST, Host, INTERNET, Link, Switch, address};
 
 /// Real members, at most: as many as the switch's network has addresses, and some.
 pub const MOST: usize = 200;
@@ -32,7 +32,6 @@ const NOW_AND_THEN: Duration = Duration::from_secs(1);
 struct Real {
     process: Process,
     member: Member,
-    host: Host,
 }
 
 /// All of them.
@@ -45,7 +44,7 @@ pub struct ScaleTest {
 }
 
 /// Resources that a process has used.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Used {
     /// Resident memory at its peak, in bytes.
     pub memory: u64,
@@ -109,12 +108,8 @@ impl ScaleTest {
         let interface = format!("c{}x{number}", std::process::id());
         let name = format!("real-{number}");
         let member = self.mesh.join(&host, &name, &interface)?;
-        let process = member.up(&host, &[])?;
-        self.reals.push(Real {
-            process,
-            member,
-            host,
-        });
+        let process = member.up(&[])?;
+        self.reals.push(Real { process, member });
         Ok(number)
     }
 
@@ -126,7 +121,7 @@ impl ScaleTest {
         let real = &self.reals[number];
         patiently("members that know each other", interrupt, || {
             // Not up yet.
-            let status = real.member.status(&real.host).unwrap_or_default();
+            let status = real.member.status().unwrap_or_default();
             let known = status["mesh"]["members"].as_u64().unwrap_or(0);
             Ok((known >= others as u64).then_some(()))
         })
@@ -160,11 +155,15 @@ impl ScaleTest {
         [from, to]: [usize; 2],
         interrupt: &Interrupt,
     ) -> Result<Duration> {
-        let (from, to) = (&self.reals[from], &self.reals[to]);
-        let flow = Flow::start(&from.host, &to.host, to.member.address, EVERY)?;
-        let event = format!("an answer from {}", to.member.interface);
+        let flow = self.flow([from, to], EVERY)?;
+        let event = format!("an answer from {}", self.reals[to].member.interface);
         let first = patiently(&event, interrupt, || Ok(flow.seen().first))?;
         Ok(first - started_at)
+    }
+
+    fn flow(&self, pair: [usize; 2], every: Duration) -> Result<Flow> {
+        let [from, to] = pair.map(|number| &self.reals[number].member);
+        Flow::start(&from.host, &to.host, to.address, every)
     }
 
     /// Returns the resources that a real member's daemon has used so far.
@@ -195,11 +194,9 @@ impl ScaleTest {
         time: Duration,
         interrupt: &Interrupt,
     ) -> Result<f64> {
-        let from = &self.reals[number];
         let mut flows = Vec::new();
         for other in others {
-            let to = &self.reals[*other];
-            let flow = Flow::start(&from.host, &to.host, to.member.address, NOW_AND_THEN)?;
+            let flow = self.flow([number, *other], NOW_AND_THEN)?;
             patiently("an answer", interrupt, || Ok(flow.seen().first))?;
             flows.push(flow);
         }
@@ -219,8 +216,8 @@ impl ScaleTest {
         interrupt: &Interrupt,
         work: impl FnOnce(&Meter) -> Result<T>,
     ) -> Result<T> {
-        let (from, to) = (&self.reals[from], &self.reals[to]);
-        let ends = from.host.to(&to.host, to.member.address);
+        let [from, to] = [from, to].map(|number| &self.reals[number].member);
+        let ends = from.host.to(&to.host, to.address);
         live(&ends, &LiveOptions::default(), interrupt, work)
     }
 }

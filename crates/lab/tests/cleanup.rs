@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use seikan_lab::process::{Process, Processes};
 use seikan_lab::site::Host;
 use seikan_lab::site::{Hosts, Link};
-use seikan_lab::process::{Process, Processes};
 use seikan_lab::tunnel::{Started, Tunnel, start};
 use seikan_lab::{LabError, Result};
 use seikan_ui::Interrupt;

@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::site::Host;
 use seikan_lab::site::{Hosts, Link};
-use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::tunnel::Started;
 use seikan_load::{LatencyOptions, ping};
 use seikan_sys::ethtool::{Ethtool, Feature};

@@ -251,11 +251,7 @@ fn nothing_is_left_after_an_interruption() {
         },
     );
     assert!(matches!(outcome, Err(LabError::Interrupted)), "{outcome:?}");
-    assert_eq!(
-        (busy.0.len(), busy.1),
-        (3, 2),
-        "three hosts and both ends"
-    );
+    assert_eq!((busy.0.len(), busy.1), (3, 2), "three hosts and both ends");
     assert_eq!(open_files(), (Vec::new(), 0), "after");
 }
 

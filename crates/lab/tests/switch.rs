@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use seikan_lab::site::{Hosts, Link, PORTS};
 use seikan_lab::scenario::{Fault, Site};
+use seikan_lab::site::{Hosts, Link, PORTS};
 use seikan_lab::tunnel::{self, Changes};
 use seikan_load::{Ends, LatencyOptions, LoadError, ping, wait_reachable};
 use seikan_observe::{Series, Subject, metric};

@@ -15,7 +15,7 @@ pub(crate) const RAW: &str = "raw";
 pub const FORWARDING: &str = "forwarding";
 
 /// One figure of one load.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Measured {
     /// A TCP load.
@@ -63,7 +63,7 @@ impl Measured {
 }
 
 /// A load's figure in a round.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct RoundLoad {
     /// Which load.
     pub load: Load,
@@ -72,7 +72,7 @@ pub struct RoundLoad {
 }
 
 /// One row in one round.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Round {
     /// Idle round trips.
     pub latency: Option<LatencyReport>,
@@ -83,12 +83,11 @@ pub struct Round {
     /// Why the tunnel did not start, or broke.
     pub error: Option<String>,
     /// Status of both ends of a gateway's tunnel after the measurement, the gateway first.
-    #[serde(default)]
     pub said: Vec<serde_json::Value>,
 }
 
 /// A load over all rounds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct LoadSummary {
     /// Which load.
     pub load: Load,
@@ -105,7 +104,7 @@ pub struct LoadSummary {
 }
 
 /// A tunnel, or a way through a gateway, over all rounds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Its name.
     pub name: String,
@@ -145,7 +144,7 @@ pub struct Absent {
 }
 
 /// The whole comparison, with its options.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Comparison<O> {
     /// When it ended, UTC.
     pub date: String,
@@ -266,7 +265,10 @@ mod tests {
 
     #[test]
     fn ratios_are_of_medians_to_the_raw_link() {
-        let rows = [row("raw", &[10.0, 30.0, 20.0]), row("slow", &[1.0, 5.0, 9.0])];
+        let rows = [
+            row("raw", &[10.0, 30.0, 20.0]),
+            row("slow", &[1.0, 5.0, 9.0]),
+        ];
         let rows = with_ratios(rows.into(), RAW);
         let ratios: Vec<Option<f64>> = rows.iter().map(|row| row.loads[0].ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.25)]);

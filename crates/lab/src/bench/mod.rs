@@ -25,9 +25,7 @@ use crate::error::{LabError, Result, in_words};
 use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
 
-pub use figures::{
-    Absent, Comparison, FORWARDING, LoadSummary, Measured, Round, RoundLoad, Row,
-};
+pub use figures::{Absent, Comparison, FORWARDING, LoadSummary, Measured, Round, RoundLoad, Row};
 pub(crate) use figures::{RAW, summarise, with_ratios};
 
 /// Rest after a tunnel answers, before it is measured, and between loads.

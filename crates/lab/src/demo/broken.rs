@@ -13,14 +13,14 @@ use seikan_diagnose::trial::{Attempt, Decision};
 use seikan_diagnose::{Cause, Fact};
 use seikan_load::{LiveKind, LiveOptions, Meter};
 use seikan_ui::Interrupt;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::site::{Host, Link};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::load::live;
 use crate::scenario::doctor::{self, Diagnosis, DoctorArguments};
 use crate::scenario::lookup;
+use crate::site::{Host, Link};
 use crate::tunnel::{self, Changes, inner_device};
 
 /// The tunnel that is broken.
@@ -58,7 +58,7 @@ const PLAYED: u32 = 2;
 
 /// Events in order. Throughputs are Mbit/s of the same stream, as the receiving application read
 /// them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Chapter {
     /// The tunnel.
     pub tunnel: String,

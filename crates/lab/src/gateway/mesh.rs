@@ -39,7 +39,7 @@ pub(super) fn start(
     let mut join = |host: &Host, sections: &str| {
         let member = mesh.join(host, host.name, &device_name(host))?;
         member.configure(sections)?;
-        processes.0.push(member.up(host, &[])?);
+        processes.0.push(member.up(&[])?);
         Ok::<_, LabError>(member)
     };
     // Devices get addresses from the mesh.

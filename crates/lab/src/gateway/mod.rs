@@ -16,12 +16,12 @@ use std::sync::Arc;
 use clap::Args;
 use seikan_load::{Ends, LatencyReport};
 use seikan_ui::{Interrupt, Progress};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::arguments::{defaults, seconds};
 use crate::bench::{
-    Candidate, Comparison, Load, Plan, Round, Rounds, Row, check_length, choose,
-    refuse_path_loads, run_loads, summarise, with_ratios,
+    Candidate, Comparison, Load, Plan, Round, Rounds, Row, check_length, choose, refuse_path_loads,
+    run_loads, summarise, with_ratios,
 };
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result, in_words};
@@ -36,7 +36,7 @@ use site::{Lan, MAX_DEVICES, Mode, Nic, Site};
 pub const YARDSTICK: &str = "host-to-host";
 
 /// Options of a comparison of gateways.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+#[derive(Clone, Debug, PartialEq, Serialize, Args)]
 pub struct GatewayOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
@@ -61,14 +61,13 @@ pub struct GatewayOptions {
     /// Make gateway and remote members of a mesh, each behind a NAT, and the device one of its
     /// devices
     #[arg(long)]
-    #[serde(default)]
     pub mesh: bool,
     /// Devices on the LAN, all but one idle; more than one are joined by a switch
     #[arg(long, value_name = "DEVICES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub devices: u8,
     /// Rate of every NIC in bit/s; `None`: as fast as the processors are.
     #[arg(skip)]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
     /// Congestion control of all hosts, whatever this machine's default is
     #[arg(long, value_name = "NAME", default_value_t, value_enum)]
@@ -98,6 +97,7 @@ impl GatewayOptions {
             devices: self.devices,
             rate: self.rate,
             congestion: self.congestion,
+            nats: self.mesh,
             ..Lan::default()
         }
     }
@@ -248,11 +248,7 @@ fn through_gateway(
     // Dropped in the order programs, hosts, directory.
     let dir = private_directory()?;
     let lan = setup.lan(options.lan());
-    let site = if options.mesh {
-        Site::behind_nats(&lan)?
-    } else {
-        Site::create(&lan)?
-    };
+    let site = Site::create(&lan)?;
     // Without a device, the load is between the two members.
     let from = match setup {
         Setup::HostToHost(_) => &site.gateway,

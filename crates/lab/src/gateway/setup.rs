@@ -231,7 +231,9 @@ impl Setup {
             Self::Seikan { .. } => hosts.filter_map(|host| status(host, dir)).collect(),
             Self::Naive { .. } => {
                 let ended = carriers.started.processes.0.drain(..).map(Process::end);
-                ended.filter_map(|said| serde_json::from_str(&said).ok()).collect()
+                ended
+                    .filter_map(|said| serde_json::from_str(&said).ok())
+                    .collect()
             }
             _ => Vec::new(),
         }

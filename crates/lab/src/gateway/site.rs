@@ -19,7 +19,7 @@ use clap::ValueEnum;
 use ipnet::IpNet;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::Route;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::error::{LabError, Result};
 use crate::site::{
@@ -116,7 +116,7 @@ pub fn many_numbers() -> impl Iterator<Item = u8> {
 }
 
 /// Offloads of the LAN's NICs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nic {
     /// Packets of the MTU, which the gateway's kernel merges, as with a physical NIC
@@ -140,6 +140,8 @@ pub struct Lan {
     pub rate: Option<u64>,
     /// Congestion control of all hosts.
     pub congestion: Congestion,
+    /// Whether the internet and a NAT at each end are between gateway and remote, rather than a cable.
+    pub nats: bool,
 }
 
 impl Default for Lan {
@@ -151,6 +153,7 @@ impl Default for Lan {
             devices: 1,
             rate: None,
             congestion: Congestion::default(),
+            nats: false,
         }
     }
 }
@@ -236,24 +239,11 @@ impl Internet {
 }
 
 impl Site {
-    /// Makes the hosts and joins them, gateway and remote by a cable.
+    /// Makes the hosts and joins them.
     ///
     /// # Errors
     /// No privilege to make namespaces, or anything else the kernel refuses.
     pub fn create(lan: &Lan) -> Result<Self> {
-        Self::with(lan, false)
-    }
-
-    /// Makes the hosts and joins them, with the internet and a NAT at each end between gateway and
-    /// remote.
-    ///
-    /// # Errors
-    /// As [`Site::create`].
-    pub(super) fn behind_nats(lan: &Lan) -> Result<Self> {
-        Self::with(lan, true)
-    }
-
-    fn with(lan: &Lan, nats: bool) -> Result<Self> {
         let device = host("device", NIC, on_lan(DEVICE), on_overlay(DEVICE))?;
         let mut gateway = host("gate", WAN, on_wan(1), on_overlay(1))?;
         // Tunnels that route the devices' own addresses send them to the gateway.
@@ -272,7 +262,7 @@ impl Site {
         if lan.rps {
             gateway.steer(LAN, &all_cpus())?;
         }
-        let (internet, outside) = if nats {
+        let (internet, outside) = if lan.nats {
             remote.set_congestion_control(lan.congestion)?;
             let internet = Internet::between(&mut gateway, &mut remote)?;
             (Some(internet), NATS.map(|end| address(INTERNET, end)))

@@ -13,8 +13,9 @@ use blake2::digest::{Digest, FixedOutput, Mac, Update};
 use blake2::{Blake2s256, Blake2sMac};
 use clap::ValueEnum;
 use seikan_load::Pattern;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::arguments;
 use crate::error::{Doing, Result};
 
 /// Sizes of an initiation, a response and a cookie reply (WireGuard whitepaper, 5.4).
@@ -30,7 +31,7 @@ const AF_PACKET: i32 = 17;
 const ETH_P_ALL: u16 = 3;
 
 /// A kind of hostile traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flood {
     /// Random bytes of many lengths, including none.
@@ -51,22 +52,7 @@ pub enum Flood {
 
 impl std::fmt::Display for Flood {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Flood {
-    /// Its name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Garbage => "garbage",
-            Self::Truncated => "truncated",
-            Self::Oversized => "oversized",
-            Self::Replayed => "replayed",
-            Self::Forged => "forged",
-            Self::BadMac1 => "bad-mac1",
-            Self::Initiations => "initiations",
-        }
+        f.write_str(&arguments::name(self))
     }
 }
 

@@ -18,11 +18,11 @@ use clap::{Args, ValueEnum};
 use seikan_load::stats::{Spread, ratio};
 use seikan_load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
 use seikan_ui::{Interrupt, Progress};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::site::{Hosts, Link};
 use crate::arguments::seconds;
 use crate::error::{Doing, LabError, Result};
+use crate::site::{Hosts, Link};
 use crate::tunnel::{self, PORT, Running};
 
 pub use flood::{Capture, Flood, Target, shoot};
@@ -33,7 +33,7 @@ const COLLECT: Duration = Duration::from_millis(300);
 const WARMUP: Duration = Duration::from_millis(500);
 
 /// Options of the measurement.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+#[derive(Clone, Debug, PartialEq, Serialize, Args)]
 pub struct HostileOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds::<600>)]
@@ -47,7 +47,7 @@ pub struct HostileOptions {
 }
 
 /// A flow during a flood, in one round.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Shot {
     /// Throughput of the flow, in Gbit/s.
     pub gbit_per_second: f64,
@@ -56,7 +56,7 @@ pub struct Shot {
 }
 
 /// One kind of flood over all rounds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct HostileRow {
     /// The tunnel.
     pub tunnel: String,
@@ -73,7 +73,7 @@ pub struct HostileRow {
 }
 
 /// All kinds, in both protocols.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct HostileReport {
     /// Options of the run.
     pub options: HostileOptions,
@@ -104,7 +104,7 @@ pub fn hostile(
             for (f, &flood) in options.floods.iter().enumerate() {
                 progress(Progress {
                     fraction: done as f64 / steps as f64,
-                    step: format!("round {}  {}  {}", round + 1, tunnel.name(), flood.name()),
+                    step: format!("round {}  {}  {flood}", round + 1, tunnel.name()),
                 });
                 done += 1;
                 let datagrams = target.datagrams(flood, u64::from(round));

@@ -100,11 +100,9 @@ pub fn events(
                 within: None,
             };
             let setting = Setting {
-                cell: &cell,
-                delay,
-                number,
                 relays: event.relays,
                 clocks: event.clocks.clone(),
+                ..Setting::of(&cell, delay, number)
             };
             Stage::set(&setting, interrupt)?.play_event(event, interrupt)
         },
@@ -120,8 +118,8 @@ impl Stage {
         self.settle(event.path, &flow, [FIRST, REST], interrupt)?;
         let before = self.paths(&flow)?;
         let connection = if event.tcp && event.path != PathKind::None {
-            let (a, b) = (self.site.host(0), self.site.host(1));
-            let connection = Flow::over_tcp(b, a, self.members[0].address)?;
+            let [a, b] = &self.members;
+            let connection = Flow::over_tcp(&b.host, &a.host, a.address)?;
             interrupt.sleep(REST)?;
             connection.reset();
             Some(connection)

@@ -1,15 +1,15 @@
 //! Traffic through an observed tunnel: a datagram every few milliseconds with its answer, and a TCP
 //! connection with the same exchange.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::site::Host;
 use crate::error::{Doing, Result};
+use crate::site::Host;
 
 /// Between two questions, usually.
 pub(crate) const EVERY: Duration = Duration::from_millis(10);
@@ -18,7 +18,7 @@ const PORT: u16 = 7;
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Datagrams from one host to another and back, until it is dropped.
+/// An exchange between two hosts, until it is dropped.
 pub(crate) struct Flow {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Seen>>,
@@ -40,39 +40,24 @@ impl Flow {
     /// Has `from` ask so often and `to`, which is `target` to it, answer.
     pub(crate) fn start(from: &Host, to: &Host, target: IpAddr, every: Duration) -> Result<Flow> {
         let (asking, answering) = (socket(from, 0, every)?, socket(to, PORT, every)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let over = Arc::clone(&stop);
-        let echo = move || {
-            let mut buffer = [0; 64];
-            while !over.load(Ordering::Relaxed) {
-                if let Ok((length, from)) = answering.recv_from(&mut buffer) {
-                    // Without a return path it counts as lost.
-                    let _ = answering.send_to(&buffer[..length], from);
-                }
-            }
+        let mut buffer = [0; 64];
+        let echo = move || -> io::Result<()> {
+            let (length, from) = answering.recv_from(&mut buffer)?;
+            // Without a return path it counts as lost.
+            let _ = answering.send_to(&buffer[..length], from);
+            Ok(())
         };
-        let (over, note) = (Arc::clone(&stop), Arc::clone(&seen));
-        let ask = move || {
-            let target = SocketAddr::new(target, PORT);
-            let mut buffer = [0; 64];
-            while !over.load(Ordering::Relaxed) {
-                let next = Instant::now() + every;
+        let mut next = Instant::now();
+        let ask = move || -> io::Result<()> {
+            if Instant::now() >= next {
+                next = Instant::now() + every;
                 // There may be no tunnel yet.
-                let _ = asking.send_to(b"are you there?", target);
-                while Instant::now() < next {
-                    // Else nothing yet, or an error that was sent back of an earlier one.
-                    if asking.recv_from(&mut buffer).is_ok() {
-                        note.lock().unwrap_or_else(PoisonError::into_inner).note();
-                    }
-                }
+                let _ = asking.send_to(b"are you there?", (target, PORT));
             }
+            asking.recv_from(&mut buffer).map(drop)
         };
-        Ok(Flow {
-            stop,
-            seen,
-            threads: vec![std::thread::spawn(echo), std::thread::spawn(ask)],
-        })
+        // Nothing has come, or an error that was sent back of an earlier one.
+        Ok(Self::of(echo, ask, |_| true))
     }
 
     /// The same over one TCP connection, which is made first.
@@ -90,47 +75,46 @@ impl Flow {
                 .and_then(|()| stream.set_write_timeout(Some(EVERY)))
                 .doing(failed)?;
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let over = Arc::clone(&stop);
-        let echo = move || {
-            let mut buffer = [0; 64];
-            while !over.load(Ordering::Relaxed) {
-                match answering.read(&mut buffer) {
-                    // It has ended.
-                    Ok(0) => break,
-                    // A full buffer takes it later: the sender repeats its requests.
-                    Ok(length) => drop(answering.write(&buffer[..length])),
-                    Err(e) if later(&e) => {}
-                    Err(_) => break,
-                }
-            }
+        let echo = move || -> io::Result<()> {
+            let length = read(&mut answering)?;
+            // A full buffer takes it later: the sender repeats its requests.
+            let _ = answering.write(&[0; 64][..length]);
+            Ok(())
         };
-        let (over, note) = (Arc::clone(&stop), Arc::clone(&seen));
-        let ask = move || {
-            let mut buffer = [0; 64];
-            while !over.load(Ordering::Relaxed) {
-                match asking.write(&[0]) {
-                    Ok(_) => {}
-                    Err(e) if later(&e) => {}
-                    Err(_) => break,
-                }
-                match asking.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(_) => {
-                        note.lock().unwrap_or_else(PoisonError::into_inner).note();
-                        std::thread::sleep(EVERY);
-                    }
-                    Err(e) if later(&e) => {}
-                    Err(_) => break,
-                }
-            }
+        let ask = move || -> io::Result<()> {
+            // Its buffer may be full.
+            asking.write(&[0]).map(drop).or_else(unless_later)?;
+            read(&mut asking)?;
+            std::thread::sleep(EVERY);
+            Ok(())
         };
-        Ok(Flow {
+        Ok(Self::of(echo, ask, |error| unless_later(error).is_ok()))
+    }
+
+    /// Answers and asks in threads, until an error ends one of them; notes what `ask` is answered.
+    fn of(
+        echo: impl FnMut() -> io::Result<()> + Send + 'static,
+        mut ask: impl FnMut() -> io::Result<()> + Send + 'static,
+        goes_on: fn(io::Error) -> bool,
+    ) -> Flow {
+        let (stop, seen) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Seen>>::default());
+        let note = Arc::clone(&seen);
+        let ask = move || -> io::Result<()> {
+            ask()?;
+            note.lock().unwrap_or_else(PoisonError::into_inner).note();
+            Ok(())
+        };
+        let repeat = |mut work: Box<dyn FnMut() -> io::Result<()> + Send>| {
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) && work().map_or_else(goes_on, |()| true) {}
+            })
+        };
+        Flow {
+            threads: vec![repeat(Box::new(echo)), repeat(Box::new(ask))],
             stop,
             seen,
-            threads: vec![std::thread::spawn(echo), std::thread::spawn(ask)],
-        })
+        }
     }
 
     /// Returns the answers so far.
@@ -174,12 +158,20 @@ impl Drop for Flow {
     }
 }
 
-/// Nothing is wrong, there was only nothing to do.
-fn later(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
+/// Reads at most 64 bytes; the end of a connection is an error.
+fn read(stream: &mut TcpStream) -> io::Result<usize> {
+    match stream.read(&mut [0; 64])? {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        length => Ok(length),
+    }
+}
+
+/// An error, unless there was only nothing to do.
+fn unless_later(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(()),
+        _ => Err(error),
+    }
 }
 
 /// A socket of a host, which waits for a moment only.
@@ -187,7 +179,7 @@ fn socket(host: &Host, port: u16, every: Duration) -> Result<UdpSocket> {
     let open = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
         socket.set_read_timeout(Some(every / 2))?;
-        std::io::Result::Ok(socket)
+        io::Result::Ok(socket)
     };
     host.run(open)?
         .doing(format!("open a socket on host {}", host.name))

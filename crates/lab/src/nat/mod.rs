@@ -133,13 +133,7 @@ pub fn nat(
     let rows = side_by_side(&cells, options.jobs, progress, |number, cell, progress| {
         interrupt.check()?;
         progress(cell.name());
-        let setting = Setting {
-            cell,
-            delay,
-            number,
-            relays: 1,
-            clocks: Clocks::default(),
-        };
+        let setting = Setting::of(cell, delay, number);
         Stage::set(&setting, interrupt)?.play(cell, interrupt)
     })?;
     Ok(NatReport {
@@ -170,13 +164,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         within: None,
     };
     let one = |(number, delay): (usize, &Duration)| {
-        let setting = Setting {
-            cell: &cell,
-            delay: *delay,
-            number,
-            relays: 1,
-            clocks: Clocks::default(),
-        };
+        let setting = Setting::of(&cell, *delay, number);
         let mut stage = Stage::set(&setting, interrupt)?;
         stage.start_b(&[])?;
         patiently("the members know each other", interrupt, || {
@@ -189,8 +177,8 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
             Ok((known(0) && known(1)).then_some(()))
         })?;
         // Neighbours know each other, as those of a router do: its link has no such delay.
-        let (a, b) = (stage.site.host(0), stage.site.host(1));
-        let outside = Flow::start(b, a, stage.site.open_a(), EVERY)?;
+        let [a, b] = &stage.members;
+        let outside = Flow::start(&b.host, &a.host, stage.site.open_a(), EVERY)?;
         patiently("an answer", interrupt, || Ok(outside.seen().first))?;
         drop(outside);
         interrupt.sleep(SETTLED_AFTER)?;
@@ -254,6 +242,19 @@ struct Setting<'a> {
     clocks: Clocks,
 }
 
+impl<'a> Setting<'a> {
+    /// With one relay, and right clocks.
+    fn of(cell: &'a Cell, delay: Duration, number: usize) -> Self {
+        Self {
+            cell,
+            delay,
+            number,
+            relays: 1,
+            clocks: Clocks::default(),
+        }
+    }
+}
+
 /// A cell that is played: A is up.
 struct Stage {
     members: [Member; 2],
@@ -293,7 +294,7 @@ impl Stage {
             mesh.join(host, host.name, &interface)
         };
         let members = [join(0)?, join(1)?];
-        let a = members[0].up(site.host(0), &[])?;
+        let a = members[0].up(&[])?;
         let mut stage = Stage {
             members,
             coordinator: Some(coordinator),
@@ -324,13 +325,13 @@ impl Stage {
     }
 
     fn start_b(&mut self, clock: &[(String, String)]) -> Result<()> {
-        let b = self.members[1].up(self.site.host(1), clock)?;
+        let b = self.members[1].up(clock)?;
         self.tunnels.0.push(b);
         Ok(())
     }
 
     fn status(&self, end: usize) -> Result<serde_json::Value> {
-        self.members[end].status(self.site.host(end))
+        self.members[end].status()
     }
 
     /// By which way an end sends.
@@ -359,8 +360,8 @@ impl Stage {
 
     /// Questions from B to A.
     fn flow(&self) -> Result<Flow> {
-        let (a, b) = (self.site.host(0), self.site.host(1));
-        Flow::start(b, a, self.members[0].address, EVERY)
+        let [a, b] = &self.members;
+        Flow::start(&b.host, &a.host, a.address, EVERY)
     }
 
     /// Starts B and watches what comes of it.

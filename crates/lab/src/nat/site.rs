@@ -18,9 +18,7 @@ use seikan_sys::netlink::Route;
 
 use super::plan::Cell;
 use crate::error::{LabError, Result};
-use crate::site::{
-    FIRST, Host, INTERNET, LAN, Link, Router, Switch, WAN, address, network as net,
-};
+use crate::site::{FIRST, Host, INTERNET, LAN, Link, Router, Switch, WAN, address, network as net};
 use crate::wire::{Faults, Wire, WireFaults};
 
 /// The network of a home.

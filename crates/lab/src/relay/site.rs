@@ -13,11 +13,11 @@ use seikan_sys::process::CpuClock;
 use seikan_ui::Interrupt;
 
 use super::{Missing, PATIENCE, RelayOptions, Relayed, WARMUP};
-use crate::site::{Host, Link, join};
 use crate::error::{Doing, LabError, Result};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
+use crate::site::{Host, Link, join};
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -33,7 +33,6 @@ pub(super) struct Site {
 
 /// A mesh of two members.
 pub(super) struct Pair {
-    hosts: [Host; 2],
     members: [Member; 2],
     /// Processes of both.
     pids: Vec<u32>,
@@ -117,12 +116,13 @@ impl Site {
         relay: &[&str],
         interrupt: &Interrupt,
     ) -> Result<Pair> {
-        let [first, second] = hosts.map(|(name, number)| {
+        let host = |(name, number)| {
             let host = Host::create(name, number)?;
             join_middle(&host, &self.middle, number)?;
             Ok::<_, LabError>(host)
-        });
-        let hosts = [first?, second?];
+        };
+        // First: the coordinator listens at an address of M that faces one of them.
+        let hosts = [host(hosts[0])?, host(hosts[1])?];
         let folder = self.folder.join(port.to_string());
         fs::create_dir(&folder).doing("make a folder")?;
         let coordinator = ([10, 77, 1, 3], port).into();
@@ -132,26 +132,21 @@ impl Site {
         let mut pids = Vec::new();
         let mut join = |host: &Host| {
             let member = mesh.join(host, host.name, &format!("lab{}", host.name))?;
-            let process = member.up(host, &[])?;
+            let process = member.up(&[])?;
             pids.push(process.pid());
             self.processes.borrow_mut().0.push(process);
             Ok::<_, LabError>(member)
         };
-        let [first, second] = hosts.each_ref().map(&mut join);
-        let members = [first?, second?];
-        for (host, member) in hosts.iter().zip(&members) {
+        let members = [join(&hosts[0])?, join(&hosts[1])?];
+        for member in &members {
             patiently("the members know each other", interrupt, || {
                 // Not up yet.
-                let status = member.status(host).unwrap_or_default();
+                let status = member.status().unwrap_or_default();
                 let known = status["peers"].as_array().is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
             })?;
         }
-        Ok(Pair {
-            hosts,
-            members,
-            pids,
-        })
+        Ok(Pair { members, pids })
     }
 
     /// Starts a program on M, and returns its process.
@@ -196,8 +191,8 @@ impl Site {
 
     /// From the first to the second through the tunnel.
     pub(super) fn ends<'a>(&self, mesh: &'a Pair) -> Ends<'a> {
-        let [from, to] = &mesh.hosts;
-        from.to(to, mesh.members[1].address)
+        let [from, to] = &mesh.members;
+        from.host.to(&to.host, to.address)
     }
 
     /// Opens the direct path and waits until it is used: how that went, and what did not arrive
@@ -223,8 +218,8 @@ impl Site {
     /// Datagrams that either end has dropped on their way in.
     fn dropped(&self, mesh: &Pair) -> Result<u64> {
         let mut dropped = 0;
-        for (host, member) in mesh.hosts.iter().zip(&mesh.members) {
-            let status = member.status(host)?;
+        for member in &mesh.members {
+            let status = member.status()?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -257,9 +252,8 @@ impl Site {
             if last_check.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                let ends = mesh.hosts.iter().zip(&mesh.members);
-                for ((host, member), known) in ends.zip(&mut reports) {
-                    let path = &member.status(host)?["peers"][0]["path"];
+                for (member, known) in mesh.members.iter().zip(&mut reports) {
+                    let path = &member.status()?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     // A second's. Two that are alike to the last datagram are one, and the first is
                     // of before.

@@ -8,24 +8,26 @@ use crate::report::{
     Bar, Kind, Panel, Report, Row, Table, compared, fastest, hundredths, mebibytes, or_none, range,
 };
 
-pub(super) fn to_report(report: &BenchReport) -> Report {
-    let options = &report.options;
-    Report {
-        title: "Tunnels side by side".to_owned(),
-        subtitle: format!(
-            "{} UTC, {}, {}",
-            report.date,
-            counted(options.rounds as usize, "round"),
-            if options.offload {
-                "link with its offloads"
-            } else {
-                "link without offloads"
-            },
-        ),
-        headlines: headlines(report).into_iter().collect(),
-        tables: tables(report),
-        method: method(report),
-        ..compared(report, &options.loads, |load| panel(report, load))
+impl From<&BenchReport> for Report {
+    fn from(report: &BenchReport) -> Self {
+        let options = &report.options;
+        Report {
+            title: "Tunnels side by side".to_owned(),
+            subtitle: format!(
+                "{} UTC, {}, {}",
+                report.date,
+                counted(options.rounds as usize, "round"),
+                if options.offload {
+                    "link with its offloads"
+                } else {
+                    "link without offloads"
+                },
+            ),
+            headlines: headlines(report).into_iter().collect(),
+            tables: tables(report),
+            method: method(report),
+            ..compared(report, &options.loads, |load| panel(report, load))
+        }
     }
 }
 

@@ -10,64 +10,66 @@ use serde_json::Value;
 use crate::demo::{Chapter, DemoReport, DemoRow, GATEWAY};
 use crate::report::{Bar, Kind, Panel, Report, Row, Table, machine_facts, mebibytes, or_none};
 
-pub(super) fn to_report(report: &DemoReport) -> Report {
-    let rows = &report.rows;
-    Report {
-        title: "Seikan between two hosts".to_owned(),
-        subtitle: format!("{} UTC, one machine, two network namespaces", report.date),
-        headlines: rows.iter().filter_map(headline).collect(),
-        panels: [
-            Some(panel(
-                "TCP, 1 stream, A to B",
-                &["× raw"],
-                rows,
-                |r| r.forward_gbit_per_second,
-                |r| vec![or_none(r.ratio_to_raw, 2)],
-            )),
-            Some(panel(
-                "TCP, 1 stream, B to A",
-                &["CPU s/Gbit"],
-                rows,
-                |r| r.reverse_gbit_per_second,
-                |r| vec![or_none(r.cpu_seconds_per_gbit, 3)],
-            )),
-            Some(panel(
-                "UDP flood of 1200 byte datagrams, received",
-                &["lost %"],
-                rows,
-                |r| r.udp.map(|u| u.gbit_per_second),
-                |r| {
-                    vec![or_none(
-                        r.udp.as_ref().map(UdpReport::loss).map(|l| l * 100.0),
-                        1,
-                    )]
-                },
-            )),
-            report.doctor.as_ref().map(stream),
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
-        tables: [
-            Some(latency(rows)),
-            ledger(rows),
-            report.doctor.as_ref().map(doctor),
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
-        problems: rows
-            .iter()
-            .filter_map(|r| Some(format!("{}: {}", label(r), r.error.as_ref()?)))
-            .chain(
-                report
-                    .doctor_error
-                    .iter()
-                    .map(|error| format!("the doctor: {error}")),
-            )
+impl From<&DemoReport> for Report {
+    fn from(report: &DemoReport) -> Self {
+        let rows = &report.rows;
+        Report {
+            title: "Seikan between two hosts".to_owned(),
+            subtitle: format!("{} UTC, one machine, two network namespaces", report.date),
+            headlines: rows.iter().filter_map(headline).collect(),
+            panels: [
+                Some(panel(
+                    "TCP, 1 stream, A to B",
+                    &["× raw"],
+                    rows,
+                    |r| r.forward_gbit_per_second,
+                    |r| vec![or_none(r.ratio_to_raw, 2)],
+                )),
+                Some(panel(
+                    "TCP, 1 stream, B to A",
+                    &["CPU s/Gbit"],
+                    rows,
+                    |r| r.reverse_gbit_per_second,
+                    |r| vec![or_none(r.cpu_seconds_per_gbit, 3)],
+                )),
+                Some(panel(
+                    "UDP flood of 1200 byte datagrams, received",
+                    &["lost %"],
+                    rows,
+                    |r| r.udp.map(|u| u.gbit_per_second),
+                    |r| {
+                        vec![or_none(
+                            r.udp.as_ref().map(UdpReport::loss).map(|l| l * 100.0),
+                            1,
+                        )]
+                    },
+                )),
+                report.doctor.as_ref().map(stream),
+            ]
+            .into_iter()
+            .flatten()
             .collect(),
-        facts: machine_facts(&report.machine),
-        method: method(report),
+            tables: [
+                Some(latency(rows)),
+                ledger(rows),
+                report.doctor.as_ref().map(doctor),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
+            problems: rows
+                .iter()
+                .filter_map(|r| Some(format!("{}: {}", label(r), r.error.as_ref()?)))
+                .chain(
+                    report
+                        .doctor_error
+                        .iter()
+                        .map(|error| format!("the doctor: {error}")),
+                )
+                .collect(),
+            facts: machine_facts(&report.machine),
+            method: method(report),
+        }
     }
 }
 

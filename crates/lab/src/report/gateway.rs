@@ -18,24 +18,26 @@ const SOURCE: [(&str, [Option<f64>; 3]); 3] = [
     ("naive-no-gro-rps", [Some(32.6), Some(9.0), Some(266.0)]),
 ];
 
-pub(super) fn to_report(report: &GatewayReport) -> Report {
-    let options = &report.options;
-    Report {
-        title: "From a device through a gateway".to_owned(),
-        subtitle: format!(
-            "{} UTC, {}, {}, {}",
-            report.date,
-            counted(options.rounds as usize, "round"),
-            if options.ipv6 { "IPv6" } else { "IPv4" },
-            match options.nic {
-                Nic::Plain => "a LAN of plain NICs",
-                Nic::Whole => "a LAN that hands super-packets over whole",
-            },
-        ),
-        headlines: headlines(report),
-        tables: tables(report),
-        method: method(report),
-        ..compared(report, &options.loads, |load| panel(report, load))
+impl From<&GatewayReport> for Report {
+    fn from(report: &GatewayReport) -> Self {
+        let options = &report.options;
+        Report {
+            title: "From a device through a gateway".to_owned(),
+            subtitle: format!(
+                "{} UTC, {}, {}, {}",
+                report.date,
+                counted(options.rounds as usize, "round"),
+                if options.ipv6 { "IPv6" } else { "IPv4" },
+                match options.nic {
+                    Nic::Plain => "a LAN of plain NICs",
+                    Nic::Whole => "a LAN that hands super-packets over whole",
+                },
+            ),
+            headlines: headlines(report),
+            tables: tables(report),
+            method: method(report),
+            ..compared(report, &options.loads, |load| panel(report, load))
+        }
     }
 }
 
@@ -53,7 +55,10 @@ fn headlines(report: &GatewayReport) -> Vec<String> {
         return Vec::new();
     };
     let rows = report.rows.iter();
-    let best = fastest(rows.filter(|row| kind(row) == Kind::Other && !is_naive(row)), load);
+    let best = fastest(
+        rows.filter(|row| kind(row) == Kind::Other && !is_naive(row)),
+        load,
+    );
     let ours = report
         .rows
         .iter()

@@ -1,8 +1,8 @@
 //! Reports of results: for a terminal, as SVG, as one HTML page.
 //!
-//! A [`BenchReport`], [`PathReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a
+//! The result of a comparison, an experiment or the demo becomes a
 //! [`Report`] (headlines, bar panels, tables, the machine, the method); [`mod@terminal`], [`svg`] and
-//! [`mod@html`] draw any report. JSON is the report itself, by serde.
+//! [`mod@html`] draw any report. JSON is the result itself, by serde.
 
 mod bench;
 mod demo;
@@ -14,23 +14,18 @@ mod plot;
 mod reproduce;
 mod terminal;
 
-use serde::Serialize;
-
 pub use html::html;
 pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
 pub use terminal::terminal;
 
-use crate::bench::path::PathReport;
-use crate::bench::{self as figures, Absent, BenchReport, Comparison, Load, LoadSummary};
-use crate::demo::DemoReport;
-use crate::gateway::GatewayReport;
+use crate::bench::{self as figures, Absent, Comparison, Load, LoadSummary};
 use crate::machine::Machine;
-use crate::reproduce::Experiment;
+use crate::reproduce::cell as or_none;
 use seikan_load::stats::Spread;
 
 /// A result, ready to be drawn.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// The experiment.
     pub title: String,
@@ -51,7 +46,7 @@ pub struct Report {
 }
 
 /// Horizontal bars of one quantity, one per tunnel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
     /// The quantity.
     pub title: String,
@@ -64,7 +59,7 @@ pub struct Panel {
 }
 
 /// One bar.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
     /// The tunnel.
     pub label: String,
@@ -77,7 +72,7 @@ pub struct Bar {
 }
 
 /// How a bar or row stands out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The raw link: the yardstick.
     Raw,
@@ -98,7 +93,7 @@ impl Kind {
 }
 
 /// Rows of text.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Its content.
     pub title: String,
@@ -109,7 +104,7 @@ pub struct Table {
 }
 
 /// A row of a [`Table`].
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Owner of the row.
     pub kind: Kind,
@@ -148,36 +143,6 @@ impl Row {
     fn new(kind: Kind, cells: impl IntoIterator<Item = String>) -> Self {
         let cells = cells.into_iter().collect();
         Self { kind, cells }
-    }
-}
-
-impl From<&BenchReport> for Report {
-    fn from(report: &BenchReport) -> Self {
-        bench::to_report(report)
-    }
-}
-
-impl From<&PathReport> for Report {
-    fn from(report: &PathReport) -> Self {
-        path::to_report(report)
-    }
-}
-
-impl From<&DemoReport> for Report {
-    fn from(report: &DemoReport) -> Self {
-        demo::to_report(report)
-    }
-}
-
-impl From<&Experiment> for Report {
-    fn from(experiment: &Experiment) -> Self {
-        reproduce::to_report(experiment)
-    }
-}
-
-impl From<&GatewayReport> for Report {
-    fn from(report: &GatewayReport) -> Self {
-        gateway::to_report(report)
     }
 }
 
@@ -274,10 +239,6 @@ fn fastest<'a>(
 
 /// Mark of a missing figure.
 const NONE: &str = "–";
-
-fn or_none(value: Option<f64>, decimals: usize) -> String {
-    value.map_or_else(|| NONE.to_owned(), |v| format!("{v:.decimals$}"))
-}
 
 /// The smallest and the largest.
 fn range(spread: Option<Spread>, number: impl Fn(f64) -> String) -> String {

@@ -20,29 +20,31 @@ const VOICE_COLUMNS: [Column; 5] = [
 /// Share of late frames, in percent, above which a run is not to be trusted.
 const LATE_PERCENT: f64 = 1.0;
 
-pub(super) fn to_report(report: &PathReport) -> Report {
-    let options = &report.options;
-    let mut facts = machine_facts(&report.machine);
-    facts.extend(report.versions.iter().cloned());
-    let panels = report.cells.iter().flat_map(|cell| {
-        let loads = options.loads.iter();
-        loads.filter_map(move |load| panel(cell, *load))
-    });
-    Report {
-        title: "Tunnels over emulated paths".to_owned(),
-        subtitle: format!(
-            "{} UTC, {}, {} of {} s",
-            report.date,
-            counted(report.cells.len(), "path"),
-            counted(options.rounds as usize, "round"),
-            options.seconds
-        ),
-        headlines: headlines(report),
-        panels: panels.collect(),
-        tables: tables(report),
-        problems: problems(report),
-        facts,
-        method: method(report),
+impl From<&PathReport> for Report {
+    fn from(report: &PathReport) -> Self {
+        let options = &report.options;
+        let mut facts = machine_facts(&report.machine);
+        facts.extend(report.versions.iter().cloned());
+        let panels = report.cells.iter().flat_map(|cell| {
+            let loads = options.loads.iter();
+            loads.filter_map(move |load| panel(cell, *load))
+        });
+        Report {
+            title: "Tunnels over emulated paths".to_owned(),
+            subtitle: format!(
+                "{} UTC, {}, {} of {} s",
+                report.date,
+                counted(report.cells.len(), "path"),
+                counted(options.rounds as usize, "round"),
+                options.seconds
+            ),
+            headlines: headlines(report),
+            panels: panels.collect(),
+            tables: tables(report),
+            problems: problems(report),
+            facts,
+            method: method(report),
+        }
     }
 }
 
@@ -265,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_path_is_a_panel_with_a_bar_for_each_tunnel() {
-        let report = to_report(&sample(0.0));
+        let report = Report::from(&sample(0.0));
         let [panel] = &report.panels[..] else {
             panic!("{report:?}");
         };
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_machine_too_busy_to_be_on_time_is_a_problem() {
-        let report = to_report(&sample(3.2));
+        let report = Report::from(&sample(3.2));
         let [problem] = &report.problems[..] else {
             panic!("{report:?}");
         };

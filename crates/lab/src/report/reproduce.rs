@@ -5,30 +5,32 @@ use seikan_ui::output::counted;
 use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, range};
 use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
-pub(super) fn to_report(of: &Experiment) -> Report {
-    let mut tables: Vec<Table> = of.grids.iter().map(grid).collect();
-    for surface in &of.surfaces {
-        tables.extend(surface.layers.iter().map(|layer| map(surface, layer)));
-    }
-    tables.extend(of.lists.iter().map(list));
-    tables.extend([claims(&of.claims), looks(&of.looks)]);
-    tables.extend(facts(&of.looks));
-    tables.push(notes(&of.notes));
-    tables.retain(|table| !table.rows.is_empty());
-    Report {
-        title: of.source.title().to_owned(),
-        subtitle: format!(
-            "{} UTC, {}, {:.0} s in all",
-            of.date,
-            counted(of.options.rounds as usize, "round"),
-            of.took
-        ),
-        headlines: headlines(of),
-        panels: of.figures.iter().map(panel).collect(),
-        tables,
-        problems: of.problems.clone(),
-        facts: machine_facts(&of.machine),
-        method: method(of),
+impl From<&Experiment> for Report {
+    fn from(of: &Experiment) -> Self {
+        let mut tables: Vec<Table> = of.grids.iter().map(grid).collect();
+        for surface in &of.surfaces {
+            tables.extend(surface.layers.iter().map(|layer| map(surface, layer)));
+        }
+        tables.extend(of.lists.iter().map(list));
+        tables.extend([claims(&of.claims), looks(&of.looks)]);
+        tables.extend(facts(&of.looks));
+        tables.push(notes(&of.notes));
+        tables.retain(|table| !table.rows.is_empty());
+        Report {
+            title: of.source.title(),
+            subtitle: format!(
+                "{} UTC, {}, {:.0} s in all",
+                of.date,
+                counted(of.options.rounds as usize, "round"),
+                of.took
+            ),
+            headlines: headlines(of),
+            panels: of.figures.iter().map(panel).collect(),
+            tables,
+            problems: of.problems.clone(),
+            facts: machine_facts(&of.machine),
+            method: method(of),
+        }
     }
 }
 

@@ -38,13 +38,6 @@ pub(super) const ONE: &str = "Seikan, 1 frame";
 const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
-    let rounds = bench.options.rounds as usize;
-    let rows = bench.rates().map(|rate| {
-        let checks = rate.map_or(0, |_| limit::STEPS);
-        checks + names(rate).len() + forwarding::row_count(rate) + delay::row_count(rate)
-    });
-    let rows: usize = rows.iter().sum();
-    bench.expect(rows * rounds + surface::POINTS + 1);
     if null::program().is_none() {
         found.notes.push(null::missing());
     }
@@ -114,10 +107,7 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Re
         "a page of 5 MB, {REQUESTS} times or for {} s over {CONNECTIONS} connections",
         page_seconds(bench.options)
     );
-    let row = |name: &String| Row {
-        own: name.starts_with("Seikan"),
-        ..Row::new(name, there(name))
-    };
+    let row = |name: &String| Row::new(name, there(name)).own(name.starts_with("Seikan"));
     let rows = measured.rows(row, |(pages, _)| Some(*pages));
     let figures = Figures::new(titled(&title, rate), "KB/s", rows);
     let title = titled("system calls of the tunnels for the pages", rate);
@@ -155,10 +145,7 @@ fn curves(figures: &Figures) -> Curves {
     let line = |kind: &str| {
         let rows = figures.rows.iter().filter(|row| row.name.starts_with(kind));
         let point = |row: &Row| Some([f64::from(size_of(&row.name)?), row.median()? / 1e3]);
-        Curve {
-            own: true,
-            ..Curve::new(kind.trim_end_matches(", "), rows.filter_map(point))
-        }
+        Curve::new(kind.trim_end_matches(", "), rows.filter_map(point)).own(true)
     };
     let lines = [SEIKAN, NULL].map(line).into_iter();
     let lines = lines.filter(|line| line.points.len() > 1);
@@ -173,19 +160,16 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let host = &running.hosts.a;
     let pages = found.figures.first();
     let best = pages.and_then(|pages| pages.median(&batched(SEIKAN, 64)));
-    let interface = running.device(host);
     let looker = Looker {
         // KB/s of 1,024 bytes as Mbit/s.
         expected: best.map(|best| best * 8.192e-3),
-        ..Looker::new(CRUDE, host, &interface, &[Cause::FramePerSyscall])
+        ..Looker::at(CRUDE, &running, host, Cause::FramePerSyscall)
     };
     let load = LiveOptions {
         streams: CONNECTIONS as usize,
         ..LiveOptions::default()
     };
-    let verdict = looker.look_under(&load, &running.ends(), bench.desk)?;
-    found.looks.push(verdict);
-    Ok(())
+    looker.note(&load, &running, bench.desk, found)
 }
 
 pub(super) fn tunnel_of(row: &str) -> Result<Arc<dyn Tunnel>> {

@@ -1,4 +1,4 @@
-//! What the experiments have in common: links and tunnels, steps, and interleaved rounds.
+//! Common parts of the experiments: links and tunnels, steps, and interleaved rounds.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,16 +10,16 @@ use seikan_ui::{Interrupt, Progress};
 use super::figures::Row;
 use super::source::{GIGABIT, Source};
 use super::{Experiment, ReproduceOptions};
-use crate::site::Link;
 use crate::error::Result;
 use crate::scenario::lookup;
+use crate::site::Link;
 use crate::tunnel::{self, Changes, Running, Tunnel};
 
 /// Common parts of the experiments.
 pub(super) struct Bench<'a> {
     pub(super) desk: Desk<'a>,
     pub(super) progress: &'a mut dyn FnMut(Progress),
-    /// Steps so far, and how many there will be, about.
+    /// Steps so far, and how many there will be, about ([`Source::steps`]).
     pub(super) steps: (f64, f64),
 }
 
@@ -69,18 +69,13 @@ impl Bench<'_> {
         tunnel::start(tunnel, link, self.interrupt)
     }
 
-    /// Says how many steps there will be.
-    pub(super) fn expect(&mut self, steps: usize) {
-        self.steps.1 = steps as f64;
-    }
-
     /// A step begins.
     pub(super) fn step(&mut self, what: impl fmt::Display) -> Result<()> {
         self.interrupt.check()?;
         let (done, all) = self.steps;
         let step = format!("{}: {what}", self.source);
         (self.progress)(Progress {
-            fraction: (done / all.max(1.0)).min(1.0),
+            fraction: (done / all).min(1.0),
             step,
         });
         self.steps.0 += 1.0;

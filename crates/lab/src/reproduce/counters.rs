@@ -160,7 +160,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<(
             seconds,
             // The deepest level adds calls of functions; without them the cheapest level suffices.
             level: Some(if calls::can_be_counted() { 3 } else { 0 }),
-            ..Looker::new("ever more spin", &network.switch, UPLINK, &[])
+            ..Looker::new("ever more spin", &network.switch, UPLINK)
         };
         let (stop, guests) = (AtomicBool::new(false), &network.guests[1..]);
         std::thread::scope(|scope| {

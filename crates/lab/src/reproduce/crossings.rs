@@ -10,9 +10,9 @@ use super::List;
 use super::bench::Measured;
 use super::figures::named;
 use super::tracepoints::SystemCalls;
-use crate::site::Host;
 use crate::error::Result;
 use crate::process::Process;
+use crate::site::Host;
 
 /// Headers of a segment of TCP with timestamps over IPv4, in bytes.
 const HEADERS: f64 = 52.0;

@@ -46,11 +46,6 @@ fn sizes(rate: Option<u64>) -> &'static [u32] {
     }
 }
 
-/// Number of rows over links of this rate.
-pub(super) fn row_count(rate: Option<u64>) -> usize {
-    sizes(rate).len() + 1
-}
-
 /// Delay over frames for each crossing, over links of this rate.
 pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let sizes = sizes(rate);

@@ -1,7 +1,7 @@
 //! Results of an experiment: rows over rounds and published figures, curves, and claims of higher
 //! speed.
 
-use seikan_load::stats::{Spread, ratio};
+use seikan_load::stats::{Spread, percentile, ratio};
 use serde::{Deserialize, Serialize};
 
 /// One quantity, row by row.
@@ -23,7 +23,6 @@ pub struct Row {
     /// Its name.
     pub name: String,
     /// Whether it is our own tunnel.
-    #[serde(default)]
     pub own: bool,
     /// The published figure.
     pub published: Option<f64>,
@@ -42,8 +41,8 @@ impl Row {
         }
     }
 
-    pub(super) fn own(self) -> Self {
-        Self { own: true, ..self }
+    pub(super) fn own(self, own: bool) -> Self {
+        Self { own, ..self }
     }
 
     /// The same with a value for each round.
@@ -251,10 +250,8 @@ pub struct Curve {
     /// Its name.
     pub name: String,
     /// Whether it is our own tunnel's.
-    #[serde(default)]
     pub own: bool,
     /// Whether it was published by others.
-    #[serde(default)]
     pub published: bool,
     /// Its points, left to right.
     pub points: Vec<[f64; 2]>,
@@ -269,11 +266,22 @@ impl Curve {
             points: points.into_iter().collect(),
         }
     }
+
+    pub(super) fn own(self, own: bool) -> Self {
+        Self { own, ..self }
+    }
 }
 
 /// A cell of a table with this value, or without any.
-pub(super) fn cell(value: Option<f64>, decimals: usize) -> String {
+pub(crate) fn cell(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// The value below which this share of the values lies.
+pub(super) fn quantile(values: impl IntoIterator<Item = f64>, share: f64) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    percentile(&sorted, share)
 }
 
 /// A row of a table: its name, and the other cells.

@@ -14,11 +14,11 @@ use seikan_ui::Interrupt;
 use super::crossings::{self, Crossings, Through};
 use super::pages::{request_repeatedly, web_server};
 use super::{Bench, Experiment, Figures, Row, titled};
-use crate::site::{Host, Link, join, network};
 use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::process::{Process, wait_for};
 use crate::program::lab_command;
+use crate::site::{Host, Link, join, network};
 use crate::tunnel::{READY_PATIENCE, Started};
 
 /// Addresses of the source: S0; S1 towards S0 and towards S2; S2.
@@ -62,11 +62,6 @@ fn passed(rate: Option<u64>) -> Vec<(PerCall, Option<f64>)> {
     };
     let rows = PASSED.into_iter();
     rows.filter(|(per_call, _)| kept(*per_call)).collect()
-}
-
-/// Number of rows over links of this rate.
-pub(super) fn row_count(rate: Option<u64>) -> usize {
-    1 + passed(rate).len()
 }
 
 /// Frames that the program's device hands out in a read at most, and takes in a write at most.

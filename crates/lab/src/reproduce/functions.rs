@@ -13,12 +13,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use seikan_load::LiveOptions;
-use seikan_load::stats::percentile;
 use seikan_sys::perf::Tracepoint;
 use seikan_sys::softirq;
 use seikan_sys::trace::{Hit, Probe, Trace, exported};
 
-use super::figures::{cell, named};
+use super::figures::{cell, named, quantile};
 use super::{Bench, Experiment, List};
 use crate::error::{Doing, LabError, Result};
 use crate::load::live;
@@ -329,9 +328,7 @@ fn functions(row: &str, seconds: f64, names: &[String], calls: &[Calls]) -> List
 }
 
 fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
-    let mut waiting: Vec<f64> = dropped.iter().map(|of| of.waiting as f64).collect();
-    waiting.sort_by(f64::total_cmp);
-    let middle = percentile(&waiting, 0.5);
+    let middle = quantile(dropped.iter().map(|of| of.waiting as f64), 0.5);
     let middle = middle.map_or_else(String::new, |packets| {
         format!("; packets in the queue then: {packets:.0} (median)")
     });

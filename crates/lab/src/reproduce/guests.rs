@@ -9,11 +9,11 @@ use seikan_ui::Interrupt;
 use tempfile::TempDir;
 
 use super::Bench;
-use crate::site::{Host, join};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::load::live;
 use crate::scenario::Hog;
+use crate::site::{Host, join};
 use crate::tunnel::{SWITCH, Started, openvswitch};
 
 /// The guests, and the ports of the switch, the last of which leads to the receiver.

@@ -85,7 +85,7 @@ pub(super) fn figures(bench: &Bench<'_>, found: &mut Experiment) -> Result<()> {
         ("Seikan ChaCha20-Poly1305", &CHACHA20_POLY1305),
     ];
     let theirs = OPENSSL.iter().map(|(name, ..)| Row::new(*name, None));
-    let ours = own.iter().map(|(name, _)| Row::new(*name, None).own());
+    let ours = own.iter().map(|(name, _)| Row::new(*name, None).own(true));
     let mut rows: Vec<Row> = theirs.chain(ours).collect();
     for round in 1..=bench.options.rounds {
         for (index, row) in rows.iter_mut().enumerate() {

@@ -20,9 +20,6 @@ const SHARE: f64 = 1.0 / 3.0;
 /// Time for a stream to find its rate.
 const WARMUP: Duration = Duration::from_millis(300);
 
-/// Number of steps of [`check`] for each round.
-pub(super) const STEPS: usize = 3;
-
 /// Measures the payload that a link of this rate carries. The limit itself counts frames with their
 /// Ethernet header of 14 bytes.
 pub(super) fn check(bench: &mut Bench<'_>, rate: u64, found: &mut Experiment) -> Result<()> {
@@ -84,7 +81,7 @@ mod tests {
             let [limit, rows @ ..] = &found.figures[0].rows[..] else {
                 panic!("no rows");
             };
-            assert_eq!((limit.rounds[0], rows.len()), (Some(100.0), STEPS));
+            assert_eq!((limit.rounds[0], rows.len()), (Some(100.0), 3));
             for row in rows {
                 let rate = row.rounds[0].expect("measured");
                 assert!(rate > 0.0 && rate < 100.0, "{}: {rate}", row.name);

@@ -8,13 +8,14 @@ use seikan_diagnose::{Cause, Recording};
 use seikan_load::{Ends, LiveOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Desk, Source};
-use crate::site::Host;
+use super::{Desk, Experiment, Source};
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
 use crate::load::live;
 use crate::scenario::doctor::{DoctorArguments, ask};
 use crate::scenario::{Diagnosis, load_recording};
+use crate::site::Host;
+use crate::tunnel::Running;
 
 /// How long the doctor looks, in seconds.
 pub(super) const LOOK: f64 = 6.0;
@@ -48,18 +49,17 @@ impl Look {
 }
 
 /// A setup to diagnose.
-#[derive(Clone, Copy)]
 pub(super) struct Looker<'a> {
     /// Name of the row.
     pub of: &'a str,
     /// Where the doctor is.
     pub host: &'a Host,
     /// Interface to diagnose.
-    pub interface: &'a str,
+    pub interface: String,
     /// Expected throughput, in Mbit/s, if it is known.
     pub expected: Option<f64>,
-    /// Causes that are right.
-    pub right: &'a [Cause],
+    /// The cause that is right.
+    pub right: Option<Cause>,
     /// How long it looks.
     pub seconds: f64,
     /// How deep; as it likes if `None`.
@@ -69,14 +69,22 @@ pub(super) struct Looker<'a> {
 }
 
 impl<'a> Looker<'a> {
+    /// One that looks as usual at a host's interface of a tunnel, for this cause.
+    pub fn at(of: &'a str, running: &Running, host: &'a Host, right: Cause) -> Self {
+        Self {
+            right: Some(right),
+            ..Self::new(of, host, &running.device(host))
+        }
+    }
+
     /// One that looks as usual.
-    pub fn new(of: &'a str, host: &'a Host, interface: &'a str, right: &'a [Cause]) -> Self {
+    pub fn new(of: &'a str, host: &'a Host, interface: &str) -> Self {
         Self {
             of,
             host,
-            interface,
+            interface: interface.to_owned(),
             expected: None,
-            right,
+            right: None,
             seconds: LOOK,
             level: None,
             facts: |_| Vec::new(),
@@ -94,7 +102,7 @@ impl<'a> Looker<'a> {
         let record = desk.directory(scratch.path())?.join(&file);
         let arguments = DoctorArguments {
             host: self.host,
-            interface: self.interface,
+            interface: &self.interface,
             expected: Some(self.expected.unwrap_or(1e3)),
             seconds: self.seconds,
             level: self.level,
@@ -104,7 +112,7 @@ impl<'a> Looker<'a> {
         };
         let mut look = Look {
             of: self.of.to_owned(),
-            right: self.right.to_vec(),
+            right: self.right.into_iter().collect(),
             said: None,
             problem: None,
             recording: desk.options.recordings.as_ref().map(|_| file),
@@ -123,6 +131,22 @@ impl<'a> Looker<'a> {
                 Ok((look, None))
             }
         }
+    }
+
+    /// Runs the doctor during a load through a tunnel, and notes its verdict.
+    ///
+    /// # Errors
+    /// As [`Looker::look_under`].
+    pub fn note(
+        &self,
+        load: &LiveOptions,
+        running: &Running,
+        desk: Desk<'_>,
+        found: &mut Experiment,
+    ) -> Result<()> {
+        let verdict = self.look_under(load, &running.ends(), desk)?;
+        found.looks.push(verdict);
+        Ok(())
     }
 
     /// Returns the verdict during a load.

@@ -44,9 +44,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::defaults;
 use crate::error::{LabError, Result};
-use crate::site::Congestion;
 use crate::machine::Machine;
+use crate::site::Congestion;
 
+pub(crate) use figures::cell;
 pub use figures::{Bars, Claim, Curve, Curves, Figures, Grid, Layer, List, Part, Row, Surface};
 pub use look::Look;
 pub use source::Source;
@@ -99,7 +100,6 @@ pub struct Experiment {
     /// One quantity over another.
     pub curves: Vec<Curves>,
     /// Quantities by kind.
-    #[serde(default)]
     pub bars: Vec<Bars>,
     /// Several quantities over two others.
     pub surfaces: Vec<Surface>,
@@ -192,10 +192,11 @@ pub fn reproduce(
         interrupt,
         source,
     };
+    let [each, besides] = source.steps();
     let mut bench = Bench {
         desk,
         progress,
-        steps: (0.0, 1.0),
+        steps: (0.0, each * f64::from(options.rounds) + besides),
     };
     let mut found = Experiment {
         source,

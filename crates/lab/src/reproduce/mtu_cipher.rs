@@ -126,12 +126,7 @@ const RAW: [Bare; 4] = [
         NIC,
         Some(3_800.0),
     ),
-    (
-        "no tunnel, no offload",
-        &NO_OFFLOAD,
-        NIC,
-        None,
-    ),
+    ("no tunnel, no offload", &NO_OFFLOAD, NIC, None),
     ("no tunnel, NICs with an MTU of 9000", &[], JUMBO, None),
 ];
 /// OpenVPN without a cipher on 10 Gbit/s: place in [`MTUS`], row, published in Mbit/s.
@@ -295,12 +290,6 @@ pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
         },
         Sweep::of(&PUBLISHED, |_| SWEPT, Some(gigabit), more),
     ];
-    let steps = sweeps.iter().map(|of| {
-        let mtus = of.names.iter().map(|name| 1 + (of.mtus)(name).len());
-        of.rounds as usize * mtus.sum::<usize>()
-    });
-    let single = rounds as usize * 2 * (RAW.len() + limit::STEPS) + more as usize * SETUPS.len();
-    bench.expect(steps.sum::<usize>() + single + 4);
     bench.step("ciphers alone")?;
     library::figures(bench, found)?;
     for rate in [gigabit, FASTER] {
@@ -466,9 +455,9 @@ fn column(name: &str, mtus: &[u32], rounds: &[Option<Vec<Option<f64>>>]) -> Figu
         let rate = |rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(index)?;
         rounds.iter().map(rate).collect()
     };
-    let rows = MTUS.into_iter().zip(there).map(|(mtu, published)| Row {
-        own: cipher.is_none(),
-        ..Row::new(mtu.to_string(), published).with(of(mtu))
+    let rows = MTUS.into_iter().zip(there).map(|(mtu, published)| {
+        let row = Row::new(mtu.to_string(), published).own(cipher.is_none());
+        row.with(of(mtu))
     });
     Figures {
         base: MTUS[SMALL].to_string(),
@@ -524,7 +513,7 @@ fn without_cipher(
             let measured = own.rows.iter().find(|row| !row.rounds.is_empty());
             figures.rows.extend(measured.map(|row| {
                 let name = format!("{}, MTU {}{besides}", own.title, row.name);
-                Row::new(name, None).own().with(row.rounds.clone())
+                Row::new(name, None).own(true).with(row.rounds.clone())
             }));
         }
     }
@@ -654,16 +643,11 @@ fn look(
     expected: Option<f64>,
     right: Cause,
 ) -> Result<()> {
-    let host = &running.hosts.a;
-    let interface = running.device(host);
-    let right = [right];
     let looker = Looker {
         expected,
-        ..Looker::new(name, host, &interface, &right)
+        ..Looker::at(name, running, &running.hosts.a, right)
     };
-    let verdict = looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)?;
-    found.looks.push(verdict);
-    Ok(())
+    looker.note(&LiveOptions::default(), running, bench.desk, found)
 }
 
 /// Returns OpenVPN or Seikan with the cipher of this name.

@@ -8,21 +8,19 @@ use std::time::{Duration, Instant};
 use seikan_diagnose::{Cause, Recording};
 use seikan_load::{Ends, LiveOptions};
 use seikan_observe::metric;
-use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::diag::{Diag, TcpConnection};
 use seikan_sys::softirq;
 use seikan_ui::Progress;
 
 use super::figures::named;
 use super::look::Looker;
-use super::steering::{TUNNEL, gateway};
+use super::steering::{gateway, naive};
 use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, reordering, steering, titled};
 use crate::bench::{Load, Measured, Round};
 use crate::error::{Doing, LabError, Result};
 use crate::gateway::site::Nic;
 use crate::gateway::{self, GatewayOptions, GatewayReport, behind};
 use crate::load::live;
-use crate::tunnel::Running;
 use crate::tunnel::middle::NAIVE_HOSTS;
 
 /// Rows of the comparison of gateways, as they are called here.
@@ -54,14 +52,9 @@ const PUBLISHED_WINDOW: [(usize, f64); 2] = [(0, 2.57), (2, 266.0)];
 type Figure = fn(&Measured) -> Option<f64>;
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
-    let ((each, once), (again, also)) = (steering::STEPS, reordering::STEPS);
-    let rounds = bench.options.rounds as usize;
-    let steps = FOLLOWED_ROWS.len() + 1 + once + also + (each + again) * rounds;
-    let all = steps as f64 / (1.0 - COMPARED);
-    bench.steps = (0.0, all);
     for rate in bench.rates() {
         found.attempt(|found| rows(bench, rate, found))?;
-        bench.steps.0 += all * COMPARED / 2.0;
+        bench.steps.0 += bench.steps.1 * COMPARED / 2.0;
     }
     found.attempt_all(
         bench,
@@ -183,10 +176,8 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
         let rows = ROWS.iter().enumerate().map(|(index, (way, name))| {
             let published = there.iter().find(|(row, _)| *row == index);
             let rounds = report.row(way).map_or(&[][..], |row| &row.rounds);
-            let row = Row {
-                own: way.starts_with("seikan"),
-                ..Row::new(*name, published.map(|(_, value)| *value))
-            };
+            let row = Row::new(*name, published.map(|(_, value)| *value));
+            let row = row.own(way.starts_with("seikan"));
             row.with(rounds.iter().map(|r| of_round(r, load, figure)))
         });
         Figures::new(titled(title, limit), unit, rows)
@@ -199,7 +190,13 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
     let mut all = vec![
         quantity("TCP out of the device", rate, out, megabits, &PUBLISHED),
         quantity("UDP out of the device", rate, udp, megabits, &PUBLISHED_UDP),
-        quantity(again_title, "a run", out, Measured::retransmitted, &PUBLISHED_AGAIN),
+        quantity(
+            again_title,
+            "a run",
+            out,
+            Measured::retransmitted,
+            &PUBLISHED_AGAIN,
+        ),
         quantity(window_title, "KB", out, window, &PUBLISHED_WINDOW),
     ];
     if limit.is_none() {
@@ -257,9 +254,8 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
         trails.push((name, trail));
     }
     let picture = |name: &str, title: &str, y: &str, of: fn(&Trail) -> &Vec<[f64; 2]>| {
-        let curves = trails.iter().map(|(name, trail)| Curve {
-            own: name.starts_with("Seikan"),
-            ..Curve::new(*name, of(trail).clone())
+        let curves = trails.iter().map(|(name, trail)| {
+            Curve::new(*name, of(trail).clone()).own(name.starts_with("Seikan"))
         });
         Curves::new(format!("offload-{name}"), title, ["seconds", y], curves)
             .logarithmic([false, name != "sent-again"])
@@ -350,27 +346,17 @@ fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
     })
 }
 
-/// Starts the naive gateway, with receive offload or without.
-fn naive(bench: &Bench<'_>, gro: bool) -> Result<Running> {
-    let running = bench.start(TUNNEL, None)?;
-    let (gateway, nic) = gateway(&running)?;
-    gateway.set_features(&nic, &[(Feature::Gro, gro)])?;
-    Ok(running)
-}
-
 /// Diagnoses the naive gateway with GRO on.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
     let running = naive(bench, true)?;
-    let (gateway, nic) = gateway(&running)?;
+    let (gateway, _) = gateway(&running)?;
     let looker = Looker {
         expected: found.figures[0].rows[1].median(),
         facts,
-        ..Looker::new(ROWS[0].1, gateway, &nic, &[Cause::GroBreaksEncapsulation])
+        ..Looker::at(ROWS[0].1, &running, gateway, Cause::GroBreaksEncapsulation)
     };
-    let verdict = looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)?;
-    found.looks.push(verdict);
-    Ok(())
+    looker.note(&LiveOptions::default(), &running, bench.desk, found)
 }
 
 /// Returns the source's quantity: the distribution of receive work over processors, of all hosts

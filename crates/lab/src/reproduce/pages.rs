@@ -10,9 +10,9 @@ use std::time::Duration;
 use seikan_load::Ends;
 
 use super::{Bench, ReproduceOptions};
-use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
 use crate::process::{Killed, Process, wait_for};
+use crate::site::Host;
 use crate::tunnel::Started;
 
 /// The web server's port, and its page.

@@ -35,9 +35,6 @@ struct Calls {
     throughput: f64,
 }
 
-/// Number of steps of [`functions`].
-pub(super) const STEPS: usize = PATTERNS.len();
-
 /// Measures processor time and calls of each pattern, where the receiver's link has this limit, and
 /// runs the doctor on the pattern with most busy guests.
 pub(super) fn functions(
@@ -61,7 +58,8 @@ pub(super) fn functions(
             expected,
             // Functions are sampled quickly; a verdict needs the usual time.
             seconds: if name == last { LOOK } else { LOOK / 2.0 },
-            ..Looker::new(&of, &network.switch, UPLINK, &[Cause::CpuContention])
+            right: Some(Cause::CpuContention),
+            ..Looker::new(&of, &network.switch, UPLINK)
         };
         let ((look, recording), counted) = network.sending(pattern.senders, bench, |arrived| {
             // One after the other, as in the source: both are a load.

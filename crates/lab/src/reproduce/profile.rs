@@ -10,14 +10,14 @@
 use std::time::{Duration, Instant};
 
 use seikan_load::join;
-use seikan_load::stats::{Spread, percentile};
+use seikan_load::stats::Spread;
 
 use super::counters::growing;
-use super::figures::{cell, named};
+use super::figures::{cell, named, quantile};
 use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::limit;
 use super::look::Looker;
-use super::patterns::{self, functions};
+use super::patterns::functions;
 use super::tracepoints::Counted;
 use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, titled};
 use crate::capture::Capture;
@@ -67,9 +67,6 @@ const SHOWN: usize = 1;
 pub(super) const BIN: f64 = 0.5;
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
-    let rounds = bench.options.rounds as usize;
-    let rows = 3 * PATTERNS.len() + RECORDERS.len() + limit::STEPS;
-    bench.expect(rows * rounds + 2 * patterns::STEPS + 1);
     let rate = bench.source.rate();
     found.attempt(|found| limit::check(bench, rate, found))?;
     // Open vSwitch in user space is slower than that limit.
@@ -162,10 +159,10 @@ fn patterns(
         let title = titled(&format!("{title}, {switch}"), limit);
         Figures::new(title, unit, measured.rows(row, of))
     };
-    let throughput = figures("throughput", "Mbit/s", |round| at(&round.sums(), 0.5));
+    let throughput = figures("throughput", "Mbit/s", |round| quantile(round.sums(), 0.5));
     let swing = figures("swing", "of the median", |round| {
-        let sums = round.sums();
-        Some((at(&sums, 0.95)? - at(&sums, 0.05)?) / at(&sums, 0.5)?)
+        let at = |share| quantile(round.sums(), share);
+        Some((at(0.95)? - at(0.05)?) / at(0.5)?)
     });
     let fairness = figures("the slowest guest", "of an equal share", |round| {
         round.least
@@ -260,12 +257,6 @@ fn steps(mut values: Vec<f64>) -> Vec<[f64; 2]> {
         .collect()
 }
 
-fn at(values: &[f64], share: f64) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    percentile(&sorted, share)
-}
-
 /// A way to record what happens while guests send.
 #[derive(Clone, Copy, PartialEq)]
 enum Recorder {
@@ -320,13 +311,13 @@ fn costs(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
                         level,
                         // The doctor looks for whole seconds, and not for less.
                         seconds: bench.options.seconds.ceil().max(2.0),
-                        ..Looker::new(name, &network.switch, UPLINK, &[])
+                        ..Looker::new(name, &network.switch, UPLINK)
                     };
+                    let time = Duration::from_secs_f64(looker.seconds);
                     let desk = bench.desk;
                     let looking = level.map(|_| scope.spawn(move || looker.look(desk)));
                     // Writing and reading after the measurement do not count.
                     let (before, begin) = (arrived(), Instant::now());
-                    let time = Duration::from_secs_f64(looker.seconds);
                     let slept = bench.interrupt.sleep(time);
                     let bits = (arrived() - before) as f64 * 8.0;
                     let seconds = begin.elapsed().as_secs_f64();

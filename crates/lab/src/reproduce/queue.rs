@@ -69,8 +69,6 @@ const FIRST: usize = 12;
 const PACE: Duration = Duration::from_millis(10);
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
-    let rounds = bench.options.rounds as usize;
-    bench.expect(2 * ROWS.len() * rounds + 2 * SWEEP.len() + LOOKS.len() + 2);
     for name in [TAP, "openvpn", "seikan-native"] {
         plain(name)?;
     }
@@ -105,9 +103,9 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Res
         },
     )?;
     let quantity = |title: &str, unit: &str, index: usize, published: bool| {
-        let row = |(name, way, there): &QueueRow| Row {
-            own: way.is_some_and(|(tunnel, _)| tunnel.starts_with("seikan")),
-            ..Row::new(*name, there.filter(|_| published))
+        let row = |(name, way, there): &QueueRow| {
+            let own = way.is_some_and(|(tunnel, _)| tunnel.starts_with("seikan"));
+            Row::new(*name, there.filter(|_| published)).own(own)
         };
         let rows = measured.rows(row, |values| Some(values[index]));
         Figures::new(titled(title, rate), unit, rows)
@@ -157,10 +155,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
             }
         }
         let label = if own { "Seikan" } else { "OpenVPN" };
-        let curve = |name: String, points| Curve {
-            own,
-            ..Curve::new(name, points)
-        };
+        let curve = |name: String, points| Curve::new(name, points).own(own);
         throughput.push(curve(label.to_owned(), rates));
         latency.push(curve(format!("{label}, half of the answers"), middle));
         latency.push(curve(format!("{label}, 99 % of the answers"), worst));
@@ -198,12 +193,10 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
         let name = ROWS[slow].0;
         bench.step(format!("the doctor on {name}"))?;
         let running = start(bench, &ROWS[slow], None)?;
-        let host = &running.hosts.a;
-        let interface = running.device(host);
         let looker = Looker {
             expected: found.figures[0].rows[good].median(),
             facts,
-            ..Looker::new(name, host, &interface, &[Cause::TunQueueOverflow])
+            ..Looker::at(name, &running, &running.hosts.a, Cause::TunQueueOverflow)
         };
         let (mut verdict, captured) = captured(bench, &running, name, || {
             looker.look_under(&LiveOptions::default(), &running.ends(), bench.desk)

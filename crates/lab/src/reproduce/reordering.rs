@@ -17,9 +17,9 @@ use seikan_sys::ethtool::Feature;
 
 use super::look::Looker;
 use super::{Bench, Experiment, Figures, Row, plain};
-use crate::site::{Link, LinkKind, all_cpus};
 use crate::error::Result;
 use crate::load::live;
+use crate::site::{Link, LinkKind, all_cpus};
 use crate::tunnel::Running;
 use crate::tunnel::middle::{NAIVE_HOSTS, NAIVE_SPREAD};
 use crate::wire::{Faults, WireFaults};
@@ -46,9 +46,6 @@ const LOAD: LiveOptions = LiveOptions {
 };
 /// Time for the connection to find its rate.
 const WARMUP: Duration = Duration::from_secs(1);
-
-/// How many steps [`reordering`] has for each round, and besides.
-pub(super) const STEPS: (usize, usize) = (ROWS.len(), 1);
 
 /// Measures one connection with each way of sending, and has the doctor look at the second.
 pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
@@ -97,15 +94,11 @@ pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Experiment) -> Resul
 
     bench.step("the doctor on a connection out of order")?;
     let running = start(bench, PATHS)?;
-    let host = &running.hosts.a;
-    let interface = running.device(host);
     let looker = Looker {
         expected,
-        ..Looker::new(PATHS, host, &interface, &[Cause::Reordering])
+        ..Looker::at(PATHS, &running, &running.hosts.a, Cause::Reordering)
     };
-    let verdict = looker.look_under(&LOAD, &running.ends(), bench.desk)?;
-    found.looks.push(verdict);
-    Ok(())
+    looker.note(&LOAD, &running, bench.desk, found)
 }
 
 /// Starts a row's encapsulator between two hosts; RPS steers the packets that host B receives.

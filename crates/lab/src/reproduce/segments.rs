@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use seikan_load::stats::{percentile, ratio};
+use seikan_load::stats::ratio;
 use seikan_wire::ip::{IpPacket, PROTO_TCP};
 use seikan_wire::tcp;
 
+use super::figures::{cell, quantile};
 use crate::capture::Packet;
 
 /// Maximum number of connections among which the largest is searched.
@@ -165,15 +166,9 @@ impl Connection {
         let open = pauses.iter().filter(|of| of.open);
         let open: f64 = open.map(|of| of.pause).sum();
         let longest = pauses.iter().map(|of| of.pause).fold(0.0, f64::max);
-        let middle = |values: Vec<f64>| {
-            let mut values = values;
-            values.sort_by(f64::total_cmp);
-            percentile(&values, 0.5)
-        };
-        let number = |value: Option<f64>, decimals: usize| {
-            value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
-        };
-        let milliseconds = |value: Option<f64>| number(value.map(|seconds| seconds * 1e3), 2);
+        let milliseconds = |value: Option<f64>| cell(value.map(|seconds| seconds * 1e3), 2);
+        let row = quantile(bursts.iter().map(|of| of.segments as f64), 0.5);
+        let wait = quantile(pauses.iter().map(|of| of.pause), 0.5);
         vec![
             (
                 "round trip of the handshake, ms",
@@ -187,24 +182,15 @@ impl Connection {
                 "segments before the first one that is sent again",
                 first_again.map_or_else(|| "none is".to_owned(), |count| count.to_string()),
             ),
-            (
-                "segments in a row, median",
-                number(
-                    middle(bursts.iter().map(|of| of.segments as f64).collect()),
-                    0,
-                ),
-            ),
-            (
-                "wait between two rows, median, ms",
-                milliseconds(middle(pauses.iter().map(|of| of.pause).collect())),
-            ),
+            ("segments in a row, median", cell(row, 0)),
+            ("wait between two rows, median, ms", milliseconds(wait)),
             (
                 "longest wait, ms",
                 milliseconds((!pauses.is_empty()).then_some(longest)),
             ),
             (
                 "share of the waiting with room in the window for another segment, %",
-                number(ratio(100.0 * open, waited), 0),
+                cell(ratio(100.0 * open, waited), 0),
             ),
         ]
     }

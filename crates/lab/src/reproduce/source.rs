@@ -2,58 +2,37 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+
+use crate::arguments;
 
 /// Gigabit Ethernet, in bit/s.
 pub(super) const GIGABIT: u64 = 1_000_000_000;
 
 /// A published experiment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// A queue of three packets in front of the tunnel's program.
+    /// A tunnel with a queue of three packets
     #[default]
     Queue,
-    /// A gateway that wraps what receive offload has merged.
+    /// A gateway that encapsulates merged packets
     Offload,
-    /// N frames for each crossing between kernel and program.
+    /// Many frames per system call
     Batch,
-    /// Guests behind a virtual switch, some of them busy.
+    /// Guests behind a virtual switch, some of them busy
     Profile,
-    /// The tunnel's MTU and its cipher.
+    /// The MTU of a tunnel and its cipher
     MtuCipher,
 }
 
 impl Source {
-    /// All, in their order.
-    pub const ALL: [Self; 5] = [
-        Self::Queue,
-        Self::Offload,
-        Self::Batch,
-        Self::Profile,
-        Self::MtuCipher,
-    ];
-
-    /// Its name on the command line and of its files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Queue => "queue",
-            Self::Offload => "offload",
-            Self::Batch => "batch",
-            Self::Profile => "profile",
-            Self::MtuCipher => "mtu-cipher",
-        }
-    }
-
     /// Returns its title.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Queue => "A tunnel with a queue of three packets",
-            Self::Offload => "A gateway that encapsulates merged packets",
-            Self::Batch => "Many frames per system call",
-            Self::Profile => "Guests behind a virtual switch, some of them busy",
-            Self::MtuCipher => "The MTU of a tunnel and its cipher",
-        }
+    pub fn title(self) -> String {
+        let value = self.to_possible_value();
+        let help = value.and_then(|value| value.get_help().map(ToString::to_string));
+        help.unwrap_or_default()
     }
 
     /// Where it was published, and how.
@@ -110,6 +89,17 @@ impl Source {
         }
     }
 
+    /// Steps of a run for its progress bar, about: of each round, and besides.
+    pub(super) const fn steps(self) -> [f64; 2] {
+        match self {
+            Self::Queue => [16.0, 20.0],
+            Self::Offload => [12.0, 20.0],
+            Self::Batch => [42.0, 49.0],
+            Self::Profile => [27.0, 13.0],
+            Self::MtuCipher => [173.0, 4.0],
+        }
+    }
+
     /// Returns the number of slow setups that the doctor diagnoses.
     pub const fn looks(self) -> usize {
         match self {
@@ -130,6 +120,6 @@ impl Source {
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(&arguments::name(self))
     }
 }

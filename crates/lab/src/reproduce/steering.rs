@@ -14,13 +14,11 @@ use seikan_sys::ethtool::Feature;
 use super::figures::named;
 use super::look::Looker;
 use super::{Bench, Experiment, Figures, List, Row};
-use crate::site::{Host, all_cpus};
 use crate::error::{Doing, Result};
 use crate::scenario::long_ruleset;
+use crate::site::{Host, all_cpus};
 use crate::tunnel::Running;
 
-/// The naive gateway as the doctor's subject.
-pub(super) const TUNNEL: &str = "naive";
 /// Rows.
 const ONE: &str = "received by one processor";
 const ALL: &str = "steered to all (RPS)";
@@ -29,8 +27,6 @@ const RULES: u32 = 10_000;
 /// Connections: packets of one stay on one processor.
 const STREAMS: usize = 16;
 
-/// How many steps [`steering`] has for each round, and besides; [`small_packets`] has two.
-pub(super) const STEPS: (usize, usize) = (2, 3);
 /// Payload of a datagram in the smallest frame of Ethernet: 64 bytes with its headers and checksum
 /// (18 and 28 bytes).
 const SMALLEST: usize = 18;
@@ -77,19 +73,17 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<
 
     bench.step(format!("the doctor on {ONE}"))?;
     let running = start(bench, false, true)?;
-    let (gateway, nic) = gateway(&running)?;
+    let (gateway, _) = gateway(&running)?;
     let looker = Looker {
         expected,
         facts: processor_time,
-        ..Looker::new(ONE, gateway, &nic, &[Cause::SoftirqOneCore])
+        ..Looker::at(ONE, &running, gateway, Cause::SoftirqOneCore)
     };
     let load = LiveOptions {
         streams: STREAMS,
         ..LiveOptions::default()
     };
-    let verdict = looker.look_under(&load, &running.ends(), bench.desk)?;
-    found.looks.push(verdict);
-    Ok(())
+    looker.note(&load, &running, bench.desk, found)
 }
 
 /// The source's table of `mpstat`: in which state each processor spends its time.
@@ -212,12 +206,19 @@ fn differences(before: &[u64], after: &[u64]) -> Vec<u64> {
         .collect()
 }
 
+/// Starts the naive gateway, with receive offload or without.
+pub(super) fn naive(bench: &Bench<'_>, gro: bool) -> Result<Running> {
+    let running = bench.start("naive", None)?;
+    let (gateway, nic) = gateway(&running)?;
+    gateway.set_features(&nic, &[(Feature::Gro, gro)])?;
+    Ok(running)
+}
+
 /// Starts the naive gateway without receive offload, behind its firewall if it has one; its NIC's
 /// packets go to one processor or to all.
 fn start(bench: &Bench<'_>, spread: bool, firewall: bool) -> Result<Running> {
-    let running = bench.start(TUNNEL, None)?;
+    let running = naive(bench, false)?;
     let (gateway, nic) = gateway(&running)?;
-    gateway.set_features(&nic, &[(Feature::Gro, false)])?;
     if firewall {
         long_ruleset(gateway, &nic, RULES)?;
     }

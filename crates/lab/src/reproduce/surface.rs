@@ -10,17 +10,15 @@ use seikan_load::{Direction, Ends, LoadedLatency, TcpOptions, loaded_latency, pa
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::forwarding::{Forwarding, PerCall, Setting};
 use super::{Bench, Experiment, Layer, Surface, set_both};
-use crate::site::Link;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
+use crate::site::Link;
 use crate::tunnel::Running;
 
 /// Frames for each crossing, packets in the queue, MTU of the NICs in bytes.
 const SIZES: [u32; 4] = [1, 4, 16, 64];
 const QUEUES: [u32; 3] = [10, 100, 1_000];
 const NICS: [u32; 2] = [1_500, 9_000];
-/// How many measurements that makes.
-pub(super) const POINTS: usize = 2 * SIZES.len() * QUEUES.len() * NICS.len();
 /// Bytes that Seikan's interface leaves for its headers and those of UDP and IPv6.
 const OVERHEAD: u32 = 80;
 /// A datagram of the flow that waits for answers is sent so often.

@@ -3,8 +3,8 @@
 use seikan_ui::Interrupt;
 
 use super::{Bench, Desk, ReproduceOptions, Source};
-use crate::site::Host;
 use crate::error::{LabError, Result};
+use crate::site::Host;
 
 /// Runs a test with short loads in one round. Fails where the lab cannot run although everything is
 /// required; says so and passes elsewhere.

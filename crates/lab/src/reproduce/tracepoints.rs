@@ -177,8 +177,8 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
-    use crate::site::Host;
     use crate::reproduce::{Source, testing};
+    use crate::site::Host;
 
     #[test]
     fn packets_are_calls_of_the_transmit_and_receive_functions() {

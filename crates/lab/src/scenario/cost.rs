@@ -4,7 +4,7 @@
 //! The order alternates from round to round, so that a drift affects both alike. The doctor is
 //! started before a block and ended after it.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 use seikan_diagnose::stats::{Interval, paired_gain};
 use seikan_load::{LiveOptions, Meter};
 use seikan_ui::{Interrupt, Progress};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{doctor, lookup};
-use crate::site::{Host, Link};
 use crate::arguments::seconds;
 use crate::error::{Doing, LabError, Result};
 use crate::load::live;
-use crate::process::Killed;
+use crate::process::{Killed, silent};
+use crate::site::{Host, Link};
 use crate::tunnel::{self, Changes};
 
 /// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
@@ -35,7 +35,7 @@ const LONG: &str = "3600";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How to measure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+#[derive(Clone, Debug, PartialEq, Serialize, Args)]
 pub struct CostOptions {
     /// Tunnel to measure (repeatable)
     #[arg(long = "tunnel", value_name = "NAME", default_values_t = COST_TUNNELS.map(str::to_owned))]
@@ -49,7 +49,7 @@ pub struct CostOptions {
 }
 
 /// Cost of one level in one tunnel.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostRow {
     /// The tunnel.
     pub tunnel: String,
@@ -185,11 +185,8 @@ impl Looking {
         let mut command: Command = doctor::command()?;
         command
             .args(["--iface", interface, "--seconds", LONG, "--json"])
-            .args(["--level", &level.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        Killed::start(host, &mut command).map(Self)
+            .args(["--level", &level.to_string()]);
+        Killed::start(host, silent(&mut command)).map(Self)
     }
 
     /// Tells it to end, as Ctrl-C does, and waits.

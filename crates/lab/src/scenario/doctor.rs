@@ -12,9 +12,9 @@ use seikan_diagnose::{Cause, Fact, Verdict};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
-use crate::site::Host;
 use crate::error::{Doing, LabError, Result};
 use crate::process::Killed;
+use crate::site::Host;
 use crate::tunnel::seikan::RUN_DIR;
 
 /// Time for the doctor beyond twice its measuring time.

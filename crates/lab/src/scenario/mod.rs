@@ -28,15 +28,16 @@ pub use counts::{Baseline, Counts, Doubles, Fixes, Interval, PerClass};
 pub use doctor::Diagnosis;
 pub use embedded::FILES;
 pub(crate) use fault::cpu::Hog;
-pub use fault::{Applied, Fault, FaultKind, Location, Site};
 pub(crate) use fault::long_ruleset;
+pub use fault::{Applied, Fault, FaultKind, Location, Site};
 pub(crate) use play::lookup;
 pub use play::{Outcome, RunOptions, run};
 pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
 
-use crate::site::{Congestion, Link, LinkKind};
+use crate::arguments;
 use crate::error::{LabError, Result};
+use crate::site::{Congestion, Link, LinkKind};
 use crate::tunnel::{self, Changes};
 use crate::wire::{Faults, WireFaults};
 use seikan_load::{LiveKind, LiveOptions, Pattern};
@@ -59,10 +60,7 @@ pub enum Split {
 
 impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Train => "train",
-            Self::HeldOut => "held-out",
-        })
+        f.write_str(&arguments::name(self))
     }
 }
 

@@ -16,10 +16,10 @@ use super::again::{self, Guesses};
 use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
 use super::{Draw, End, FaultKind, Scenario, Site};
-use crate::site::Hosts;
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::load::live;
+use crate::site::Hosts;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.

@@ -9,8 +9,8 @@ use seikan_diagnose::trial::{Attempt, Decision};
 use seikan_sys::schedule;
 use serde::{Deserialize, Serialize};
 
-use crate::site::Host;
 use crate::error::{LabError, Result};
+use crate::site::Host;
 
 /// Of the healthy throughput, what counts as restored.
 pub const RESTORED: f64 = 0.9;

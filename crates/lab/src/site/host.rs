@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use clap::ValueEnum;
 use ipnet::IpNet;
@@ -58,7 +58,7 @@ impl Congestion {
 }
 
 /// A host: a network namespace with one interface on the link.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Host {
     /// `A` or `B`, or `M` in the middle.
     pub name: &'static str,
@@ -74,7 +74,7 @@ pub struct Host {
     pub inner6: IpAddr,
     /// Networks that a tunnel reaches through this host, in addition to its own inner address.
     pub behind: Vec<IpNet>,
-    netns: NetNs,
+    netns: Arc<NetNs>,
     /// Congestion control of loads, if the machine does not allow it to the namespace.
     congestion: OnceLock<Congestion>,
 }
@@ -85,7 +85,7 @@ impl Host {
     /// # Errors
     /// When the kernel refuses a namespace.
     pub fn create(name: &'static str, number: u8) -> Result<Self> {
-        let netns = NetNs::create()?;
+        let netns = Arc::new(NetNs::create()?);
         let v6 = |net: u16| IpAddr::V6(Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, u16::from(number)));
         Ok(Self {
             name,

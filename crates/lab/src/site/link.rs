@@ -133,10 +133,7 @@ pub(crate) fn join(nics: [Nic<'_>; 2], link: &Link) -> Result<Option<Wire>> {
     let there = far.host.netns();
     let wire = match link.kind {
         LinkKind::Wire(faults) => {
-            let ends = [
-                (near.host.netns(), near.device),
-                (there, far.device),
-            ];
+            let ends = [(near.host.netns(), near.device), (there, far.device)];
             Some(Wire::between(ends, faults)?)
         }
         LinkKind::Veth | LinkKind::Middle => {

@@ -152,7 +152,9 @@ impl Switch {
         end: u8,
         link: &Link,
     ) -> Result<Option<Wire>> {
-        let wire = self.host.plug(LAN, &format!("port{end}"), host.nic(nic, &[]), link)?;
+        let wire = self
+            .host
+            .plug(LAN, &format!("port{end}"), host.nic(nic, &[]), link)?;
         host.add_address(nic, self.network.net(end))?;
         self.network.add_default_route(host, nic)?;
         Ok(wire)

@@ -6,6 +6,7 @@
 //! `$SEIKAN_PEERS` (colon separated), then on `PATH`. One file per program family.
 
 pub mod crude;
+pub(crate) mod device;
 pub(crate) mod middle;
 mod mixed;
 mod nebula;

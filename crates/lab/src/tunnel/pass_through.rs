@@ -22,6 +22,7 @@ use seikan_sys::netlink::Netlink;
 use seikan_sys::tun::{READ_BUFFER_LEN, Tun, TunOptions};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 
+use super::device;
 use crate::error::{Doing, LabError, Result};
 
 /// How long the connecting end tries, and how long between two attempts.
@@ -81,10 +82,11 @@ impl PassThrough {
             queues: 1,
             offload: true,
         })?;
-        let netlink = Netlink::open()?;
-        let index = netlink.link(&options.device)?.index;
-        netlink.add_address(index, options.address.into())?;
-        netlink.set_up(index)?;
+        device::set_up(
+            &Netlink::open()?,
+            &options.device,
+            &[options.address.into()],
+        )?;
         let stream = match (options.listen, options.connect) {
             (Some(at), _) => TcpListener::bind(at).and_then(|listener| Ok(listener.accept()?.0)),
             (None, Some(to)) => connect(to),

@@ -16,9 +16,7 @@ use crate::process::Process;
 use crate::program;
 use crate::site::Host;
 use crate::tunnel::wireguard;
-use crate::tunnel::{
-    End, PORT, Tunnel, device_name, version_line, write_private,
-};
+use crate::tunnel::{End, PORT, Tunnel, device_name, version_line, write_private};
 
 /// Tells Seikan where its control socket goes: not to the system's directory, which others use and
 /// which a user namespace cannot write.

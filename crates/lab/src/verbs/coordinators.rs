@@ -9,21 +9,20 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use clap::{Args, ValueHint};
+use anyhow::bail;
+use clap::Args;
 use seikan_lab::etcd::Cluster;
 use seikan_proto::mesh::{Reason, RelayAddress};
-use seikan_sys::process;
 use serde::{Deserialize, Serialize};
 
+use super::exit_code;
 use super::members::{
-    Access, Coordinator, Member, PAUSE, change_all, endpoint, endpoints, join_all, quantile,
+    Access, Coordinator, Crowd, Member, PAUSE, change_all, endpoint, endpoints, join_all, quantile,
+    with_many_files,
 };
-use super::{exit_code, write_json};
 
 /// Coordinators.
 const COORDINATORS: usize = 3;
@@ -35,18 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[command(after_help = "Example:\n  \
     seikan lab coordinators --members 1000 --changes 100    needs etcd and no root; a minute on two cores")]
 pub struct CoordinatorsArguments {
-    /// Members
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
-    pub members: u32,
-    /// Changes in a second
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub changes: u32,
+    #[command(flatten)]
+    crowd: Crowd,
     /// Duration of the changes
     #[arg(long, value_name = "SECONDS", default_value_t = 18, value_parser = clap::value_parser!(u32).range(3..=600))]
     pub seconds: u32,
-    /// Write the figures as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
 }
 
 /// Results. Times in seconds.
@@ -87,15 +79,10 @@ struct Stored {
 
 /// Measures and shows.
 pub fn run(arguments: &CoordinatorsArguments) -> anyhow::Result<ExitCode> {
-    // Two connections for each member, at both ends.
-    process::allow_more_files().context("cannot have more files open")?;
     let mut cluster = Cluster::start(None)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
-    let figures = runtime.block_on(measure(arguments, &mut cluster))?;
+    let figures = with_many_files(|| measure(arguments, &mut cluster))?;
     show(&figures)?;
-    write_json(arguments.json.as_deref(), &figures)?;
+    arguments.crowd.json.write(&figures)?;
     let good = figures.duplicates + figures.lost + figures.refused == 0;
     Ok(exit_code(!good))
 }
@@ -124,10 +111,15 @@ async fn measure(
         .map(|coordinator| Ok(coordinator.address.to_string().parse()?))
         .collect::<anyhow::Result<_>>()?;
 
-    let started_at = Instant::now();
     let access: Vec<Access> = coordinators.iter().map(|c| c.access.clone()).collect();
-    let joined = join_all(0..arguments.members, &access, &token, &others, PATIENCE).await?;
-    let join_time = started_at.elapsed().as_secs_f64();
+    let joined = join_all(
+        0..arguments.crowd.members,
+        &access,
+        &token,
+        &others,
+        PATIENCE,
+    )
+    .await?;
 
     let started_at = Instant::now();
     let third = Duration::from_secs(arguments.seconds.into()) / 3;
@@ -142,7 +134,7 @@ async fn measure(
     };
     let changes = change_all(
         &joined.members,
-        arguments.changes,
+        arguments.crowd.changes,
         arguments.seconds,
         |member, change| async move { member.change(change).await },
     );
@@ -176,8 +168,8 @@ async fn measure(
         .collect();
     took.sort_by(f64::total_cmp);
     Ok(Figures {
-        members: arguments.members,
-        joined: join_time,
+        members: arguments.crowd.members,
+        joined: joined.seconds,
         duplicates: joined.duplicates(),
         changes: made.len(),
         lost: made.iter().filter(is_lost).count(),
@@ -194,11 +186,8 @@ impl Member {
         let requested = Instant::now();
         let _request = self.request.lock().await;
         loop {
-            match self
-                .client
-                .report_endpoints(&endpoints(self.number, change))
-                .await
-            {
+            let endpoints = endpoints(self.number, change);
+            match self.client.report_endpoints(&endpoints).await {
                 Ok(()) => {
                     return Ok(Some(Made {
                         member: self.number,

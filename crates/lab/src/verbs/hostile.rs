@@ -1,14 +1,13 @@
 //! `seikan lab hostile`: the throughput of a flow during floods.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 use seikan_lab::HostileOptions;
 use seikan_ui::screen::Align::{Left, Right};
 use seikan_ui::screen::Table;
 
-use super::{print_table, with_progress, write_json};
+use super::{JsonFile, print_table, with_progress};
 
 /// Options of `lab hostile`.
 #[derive(Debug, Args)]
@@ -17,9 +16,8 @@ use super::{print_table, with_progress, write_json};
 pub struct HostileArguments {
     #[command(flatten)]
     options: HostileOptions,
-    /// Write every figure as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
 }
 
 /// Measures and prints.
@@ -27,7 +25,7 @@ pub fn run(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
     let report = with_progress(|interrupt, progress| {
         seikan_lab::hostile(&arguments.options, interrupt, progress)
     })?;
-    write_json(arguments.json.as_deref(), &report)?;
+    arguments.json.write(&report)?;
     let mut table = Table::new(&[
         ("tunnel", Left),
         ("flood", Left),
@@ -41,7 +39,7 @@ pub fn run(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
         let [baseline, under] = row.datagrams_per_second;
         table.row(vec![
             row.tunnel.clone(),
-            row.flood.name().to_owned(),
+            row.flood.to_string(),
             format!("{:.2}", row.baseline.median),
             format!("{:.2}", row.under.median),
             row.ratio

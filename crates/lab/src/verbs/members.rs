@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use ipnet::IpNet;
 use seikan_config::CoordinatorUrl;
 use seikan_lab::program;
@@ -19,11 +20,38 @@ use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::mesh::{Credential, Endpoints, JoinRequest, Pin, RelayAddress, Token};
+use seikan_sys::process;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
+use super::JsonFile;
+
 /// Pause before a failed request is repeated.
 pub const PAUSE: Duration = Duration::from_millis(20);
+
+/// Simulated members, and where figures go.
+#[derive(Debug, Args)]
+pub struct Crowd {
+    /// Members
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    pub members: u32,
+    /// Changes in a second
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub changes: u32,
+    #[command(flatten)]
+    pub(super) json: JsonFile,
+}
+
+/// Runs a measurement that has two connections for each member, at both ends.
+pub fn with_many_files<T, F: Future<Output = anyhow::Result<T>>>(
+    measure: impl FnOnce() -> F,
+) -> anyhow::Result<T> {
+    process::allow_more_files().context("cannot have more files open")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(measure())
+}
 
 /// The process of a coordinator; killed when dropped.
 pub struct Coordinator {
@@ -154,6 +182,8 @@ pub fn endpoints(member: u16, change: u16) -> Endpoints {
 /// Members that have joined, with the addresses of each.
 pub struct Joined {
     pub members: Vec<Arc<Member>>,
+    /// Until all had joined.
+    pub seconds: f64,
     addresses: Vec<Vec<IpNet>>,
 }
 
@@ -176,6 +206,7 @@ pub async fn join_all(
     others: &[RelayAddress],
     patience: Duration,
 ) -> anyhow::Result<Joined> {
+    let begin = Instant::now();
     let mut joining = JoinSet::new();
     for number in numbers {
         let request = JoinRequest {
@@ -211,16 +242,17 @@ pub async fn join_all(
             anyhow::Ok((Arc::new(member), joined.addresses))
         });
     }
-    let mut all = Joined {
-        members: Vec::new(),
-        addresses: Vec::new(),
-    };
+    let (mut members, mut addresses) = (Vec::new(), Vec::new());
     while let Some(joined) = joining.join_next().await {
-        let (member, addresses) = joined??;
-        all.members.push(member);
-        all.addresses.push(addresses);
+        let (member, own) = joined??;
+        members.push(member);
+        addresses.push(own);
     }
-    Ok(all)
+    Ok(Joined {
+        members,
+        seconds: begin.elapsed().as_secs_f64(),
+        addresses,
+    })
 }
 
 /// Lets members change one after the other, `rate` a second for some seconds; returns the results

@@ -9,21 +9,20 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use clap::{Args, ValueHint};
+use anyhow::bail;
+use clap::Args;
 use seikan_proto::mesh::{Cursor, Membership};
 use seikan_sys::process;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::members::{Coordinator, Member, change_all, join_all, quantile};
-use super::{exit_code, write_json};
+use super::exit_code;
+use super::members::{Coordinator, Crowd, Member, change_all, join_all, quantile, with_many_files};
 
 /// Time that a request for changes waits.
 const WAIT: Duration = Duration::from_secs(50);
@@ -37,18 +36,11 @@ const REST: Duration = Duration::from_secs(10);
 #[command(after_help = "Example:\n  \
     seikan lab mesh --members 1000 --changes 100    needs no root; a minute on two cores")]
 pub struct MeshArguments {
-    /// Members
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
-    pub members: u32,
-    /// Changes in a second
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub changes: u32,
+    #[command(flatten)]
+    crowd: Crowd,
     /// Duration of the changes
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
-    /// Write the figures as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
 }
 
 /// Results. Times in seconds.
@@ -91,14 +83,9 @@ struct Acknowledged {
 
 /// Measures and shows.
 pub fn run(arguments: &MeshArguments) -> anyhow::Result<ExitCode> {
-    // Two connections for each member, at both ends.
-    process::allow_more_files().context("cannot have more files open")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
-    let figures = runtime.block_on(measure(arguments))?;
+    let figures = with_many_files(|| measure(arguments))?;
     show(&figures)?;
-    write_json(arguments.json.as_deref(), &figures)?;
+    arguments.crowd.json.write(&figures)?;
     let good = figures.duplicates == 0 && figures.missed == 0;
     Ok(exit_code(!good))
 }
@@ -108,11 +95,17 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     let coordinator = Coordinator::start(folder.path(), &[])?;
     let token = coordinator.token()?;
 
-    let started_at = Instant::now();
     let access = [coordinator.access.clone()];
-    let joined = join_all(0..arguments.members, &access, &token, &[], Duration::ZERO).await?;
-    let join_time = started_at.elapsed().as_secs_f64();
-    let (duplicates, members) = (joined.duplicates(), joined.members);
+    let joined = join_all(
+        0..arguments.crowd.members,
+        &access,
+        &token,
+        &[],
+        Duration::ZERO,
+    )
+    .await?;
+    let (join_time, duplicates) = (joined.seconds, joined.duplicates());
+    let members = joined.members;
     let others = members.len() - 1;
 
     let started_at = Instant::now();
@@ -148,7 +141,7 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     let (cpu_before, started_at) = (cpu_time()?, Instant::now());
     let made = change_all(
         &members,
-        arguments.changes,
+        arguments.crowd.changes,
         arguments.seconds,
         |member, change| async move {
             member.report(change).await?;
@@ -165,7 +158,7 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     let spent = cpu_time()? - cpu_before;
     followers.abort_all();
     Ok(Figures {
-        members: arguments.members,
+        members: arguments.crowd.members,
         joined: join_time,
         duplicates,
         known,

@@ -17,10 +17,10 @@ mod subjects;
 mod tunnels;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Command, CommandFactory, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory, Parser, Subcommand, ValueHint};
 use seikan_lab::tunnel::crude::CrudeOptions;
 use seikan_lab::tunnel::pass_through::PassThroughOptions;
 use seikan_lab::wire::CarrierOptions;
@@ -162,11 +162,21 @@ pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Writes a report as JSON, if a file is given.
-fn write_json(file: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()> {
-    match file {
-        Some(file) => output::write_file(file, &(serde_json::to_string_pretty(report)? + "\n")),
-        None => Ok(()),
+/// Where figures go.
+#[derive(Debug, Args)]
+struct JsonFile {
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    json: Option<PathBuf>,
+}
+
+impl JsonFile {
+    /// Writes a report, if a file is given.
+    fn write(&self, report: &impl Serialize) -> anyhow::Result<()> {
+        match &self.json {
+            Some(file) => output::write_file(file, &(serde_json::to_string_pretty(report)? + "\n")),
+            None => Ok(()),
+        }
     }
 }
 

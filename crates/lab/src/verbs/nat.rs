@@ -12,7 +12,7 @@ use seikan_lab::nat::{
 };
 use seikan_ui::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, width};
 
-use super::{exit_code, with_progress, write_json};
+use super::{JsonFile, exit_code, with_progress};
 
 /// Options of `lab nat`.
 #[derive(Debug, Args)]
@@ -32,9 +32,8 @@ pub struct NatArguments {
     /// NATs and pairs of this file instead of the built-in ones
     #[arg(long, value_name = "FILE.toml", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
-    /// Write every figure as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
 }
 
 /// Plays the plan, prints the results, and writes the files.
@@ -45,31 +44,19 @@ pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
         None => PLAN.to_owned(),
     };
     let (plan, options) = (Plan::parse(&text)?, &arguments.options);
-    let outcome = with_progress(|interrupt, progress| {
-        if arguments.events {
-            events(&plan, options, interrupt, progress).map(Outcome::Events)
-        } else {
-            nat(&plan, options, interrupt, progress).map(Outcome::Pairs)
-        }
-    })?;
-    let json = arguments.json.as_deref();
-    let (text, failed) = match &outcome {
-        Outcome::Pairs(report) => {
-            write_json(json, report)?;
-            (shown(report, &plan), report.failed())
-        }
-        Outcome::Events(report) => {
-            write_json(json, report)?;
-            (shown_events(report), report.failed())
-        }
+    let json = &arguments.json;
+    let (text, failed) = if arguments.events {
+        let report =
+            with_progress(|interrupt, progress| events(&plan, options, interrupt, progress))?;
+        json.write(&report)?;
+        (shown_events(&report), report.failed())
+    } else {
+        let report = with_progress(|interrupt, progress| nat(&plan, options, interrupt, progress))?;
+        json.write(&report)?;
+        (shown(&report, &plan), report.failed())
     };
     write!(anstream::stdout(), "{text}")?;
     Ok(exit_code(failed))
-}
-
-enum Outcome {
-    Pairs(NatReport),
-    Events(EventReport),
 }
 
 /// Returns the matrix, the results outside of it, and the deviations.

@@ -1,16 +1,15 @@
 //! `seikan lab relay`: a flow by a relay, directly, and during the change.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 use seikan_lab::{RelayOptions, RelayReport};
 use seikan_load::stats::Spread;
 use seikan_ui::screen::Align::{Left, Right};
 use seikan_ui::screen::Table;
 
-use super::{print_table, with_progress, write_json};
+use super::{JsonFile, print_table, with_progress};
 
 /// Options of `lab relay`.
 #[derive(Debug, Args)]
@@ -19,9 +18,8 @@ use super::{print_table, with_progress, write_json};
 pub struct RelayArguments {
     #[command(flatten)]
     options: RelayOptions,
-    /// Write every figure as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
 }
 
 /// Measures and prints.
@@ -29,7 +27,7 @@ pub fn run(arguments: &RelayArguments) -> anyhow::Result<ExitCode> {
     let report = with_progress(|interrupt, progress| {
         seikan_lab::relay(&arguments.options, interrupt, progress)
     })?;
-    write_json(arguments.json.as_deref(), &report)?;
+    arguments.json.write(&report)?;
     print_changes(&report)?;
     print_coturn(&report)?;
     Ok(ExitCode::SUCCESS)

@@ -9,21 +9,27 @@ mod surface;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::slice;
+use std::sync::LazyLock;
 
 use anyhow::Context;
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum, ValueHint};
 use seikan_lab::report::{Report, svg, terminal};
 use seikan_lab::reproduce::Source;
 use seikan_lab::{Experiment, LabError, ReproduceOptions, program, reproduce};
+use seikan_ui::palette::FAINT;
 use seikan_ui::screen::Style;
-use seikan_ui::svg::{standalone, title_and_description};
+use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, standalone, title_and_description, width};
 use seikan_ui::{Interrupt, ProgressBar, output};
 
-use super::{exit_code, write_json};
+use super::{JsonFile, exit_code};
 
 /// Pictures of a recording that sources had as well: the time-sequence graph, from readings of the
 /// kernel's state and from a capture, and softirqs by processor.
 const PICTURES: [&str; 3] = ["sequence", "segments", "softirq"];
+/// Rows of a legend are so far apart.
+const LEGEND_ROW: f64 = 20.0;
 
 /// Options of `lab reproduce`.
 #[derive(Debug, Args)]
@@ -39,9 +45,8 @@ pub struct ReproduceArguments {
     pub sources: Vec<SourceName>,
     #[command(flatten)]
     options: ReproduceOptions,
-    /// Write every figure as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
     /// Write one self-contained page
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,
@@ -50,32 +55,23 @@ pub struct ReproduceArguments {
     pub svg: Option<PathBuf>,
 }
 
-/// Which source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SourceName {
-    /// A tunnel with a queue of three packets
-    Queue,
-    /// A gateway that encapsulates merged packets
-    Offload,
-    /// Many frames per system call
-    Batch,
-    /// Guests behind a virtual switch, some of them busy
-    Profile,
-    /// The MTU of a tunnel and its cipher
-    MtuCipher,
-    /// All of them
-    All,
-}
+/// One source, or all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceName(Option<Source>);
 
-impl SourceName {
-    fn sources(self) -> Vec<Source> {
-        match self {
-            Self::Queue => vec![Source::Queue],
-            Self::Offload => vec![Source::Offload],
-            Self::Batch => vec![Source::Batch],
-            Self::Profile => vec![Source::Profile],
-            Self::MtuCipher => vec![Source::MtuCipher],
-            Self::All => Source::ALL.to_vec(),
+impl ValueEnum for SourceName {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<SourceName>> = LazyLock::new(|| {
+            let sources = Source::value_variants().iter().copied().map(Some);
+            sources.chain([None]).map(SourceName).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self.0 {
+            Some(source) => source.to_possible_value(),
+            None => Some(PossibleValue::new("all").help("All of them")),
         }
     }
 }
@@ -92,9 +88,14 @@ struct Picture {
 /// Runs, shows, writes. The exit status is 1 where something did not come out as it was published.
 pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     let mut sources: Vec<Source> = Vec::new();
-    for source in arguments.sources.iter().flat_map(|name| name.sources()) {
-        if !sources.contains(&source) {
-            sources.push(source);
+    for SourceName(name) in &arguments.sources {
+        let named = name
+            .as_ref()
+            .map_or(Source::value_variants(), slice::from_ref);
+        for source in named {
+            if !sources.contains(source) {
+                sources.push(*source);
+            }
         }
     }
     let kept = seikan_lab::cleanup::private_directory()?;
@@ -132,7 +133,7 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
         let shown = show(&experiment, experiments.is_empty());
         experiments.push(experiment);
         // After each: they take long, and something may end the next one.
-        write_json(arguments.json.as_deref(), &experiments)?;
+        arguments.json.write(&experiments)?;
         if let Err(error) = shown {
             output::error(&anyhow::Error::from(error).context("cannot show it"));
         }
@@ -177,30 +178,26 @@ fn show(experiment: &Experiment, first: bool) -> io::Result<()> {
 fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Picture>> {
     let source = experiment.source;
     let mut pictures = vec![Picture {
-        name: source.name().to_owned(),
+        name: source.to_string(),
         title: "Measured".to_owned(),
         caption: "Medians over the rounds; whiskers are the smallest and the largest.".to_owned(),
         svg: svg(&Report::from(experiment)),
     }];
-    pictures.extend(experiment.curves.iter().map(|curves| Picture {
-        name: curves.name.clone(),
-        title: curves.title.clone(),
+    let drawn = |name: &str, title: &str, svg| Picture {
+        name: name.to_owned(),
+        title: title.to_owned(),
         caption: String::new(),
-        svg: curves::draw(curves),
-    }));
-    pictures.extend(experiment.bars.iter().map(|bars| Picture {
-        name: bars.name.clone(),
-        title: bars.title.clone(),
-        caption: String::new(),
-        svg: bars::draw(bars),
-    }));
-    pictures.extend(experiment.surfaces.iter().map(|surface| Picture {
-        name: surface.name.clone(),
-        title: surface.title.clone(),
+        svg,
+    };
+    let curves = experiment.curves.iter();
+    pictures.extend(curves.map(|of| drawn(&of.name, &of.title, curves::draw(of))));
+    let bars = experiment.bars.iter();
+    pictures.extend(bars.map(|of| drawn(&of.name, &of.title, bars::draw(of))));
+    pictures.extend(experiment.surfaces.iter().map(|of| Picture {
         caption: "What bulk gets and what a flow of small datagrams beside it waits for; framed: the most throughput for the \
                   shortest wait."
             .to_owned(),
-        svg: surface::draw(surface),
+        ..drawn(&of.name, &of.title, surface::draw(of))
     }));
     for look in &experiment.looks {
         let file = look.recording.as_ref().map(|file| recordings.join(file));
@@ -237,4 +234,26 @@ fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Pi
         }
     }
     Ok(pictures)
+}
+
+/// Draws names with samples before them, in as many rows as needed; returns where a frame begins
+/// below them.
+fn legend<'a>(
+    svg: &mut Svg,
+    names: impl Iterator<Item = &'a String>,
+    sample_width: f64,
+    sample: impl Fn(&mut Svg, usize, (f64, f64)),
+) -> f64 {
+    let (mut x, mut y) = (0.0, 14.0);
+    for (number, name) in names.enumerate() {
+        let before = sample_width + 6.0;
+        let wide = before + width(name, SIZE) + 16.0;
+        if x > 0.0 && x + wide > WIDTH {
+            (x, y) = (0.0, y + LEGEND_ROW);
+        }
+        sample(svg, number, (x, y));
+        svg.text((x + before, y), Anchor::Start, FAINT, name);
+        x += wide;
+    }
+    y + 36.0
 }

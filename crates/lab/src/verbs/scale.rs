@@ -7,24 +7,24 @@
 //!    the rate of a stream between two, also while a tenth of the members change each minute.
 
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueHint};
+use clap::Args;
 use seikan_lab::nat::first_packets;
 use seikan_lab::scale::{MOST, ScaleTest, Used};
 use seikan_load::stats::{Spread, ratio};
+use seikan_load::{Stop, join};
 use seikan_proto::mesh::Token;
 use seikan_sys::process;
 use seikan_ui::{Interrupt, Progress, ProgressBar};
 use serde::Serialize;
 
+use super::JsonFile;
 use super::members::{Access, join_all, quantile};
-use super::write_json;
 
 /// One-way delays with which the first packet is measured, in milliseconds.
 const DELAYS: [u64; 4] = [0, 5, 25, 50];
@@ -60,9 +60,8 @@ pub struct ScaleArguments {
     /// Measurements of a stream, with changes and without
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Write the figures as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
 }
 
 /// Results. Times in seconds.
@@ -107,15 +106,6 @@ struct Orders {
     changed: AtomicU32,
 }
 
-/// Has the test stop whatever happens.
-struct Stop<'a>(&'a Orders);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Measures and shows.
 pub fn run(arguments: &ScaleArguments) -> anyhow::Result<ExitCode> {
     process::allow_more_files().context("cannot have more files open")?;
@@ -130,7 +120,7 @@ pub fn run(arguments: &ScaleArguments) -> anyhow::Result<ExitCode> {
     });
     drop(bar);
     let figures = figures?;
-    write_json(arguments.json.as_deref(), &figures)?;
+    arguments.json.write(&figures)?;
     show(&figures)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -160,7 +150,7 @@ fn measure(
     let orders = Orders::default();
     let test = &test;
     std::thread::scope(|scope| {
-        let stop = Stop(&orders);
+        let stop = Stop(&orders.stop);
         let (joined, all_joined) = mpsc::channel();
         let orders = &orders;
         let namespace = test.coordinator_namespace()?;
@@ -178,9 +168,7 @@ fn measure(
         // It has ended with an error, which is reported below.
         if all_joined.recv().is_err() {
             drop(stop);
-            others
-                .join()
-                .map_err(|_| anyhow::anyhow!("the simulated members panicked"))??;
+            join(others)??;
             anyhow::bail!("the simulated members have ended");
         }
         for number in 0..real {
@@ -233,9 +221,7 @@ fn measure(
             coordinator: test.coordinator_used()?,
         };
         drop(stop);
-        others
-            .join()
-            .map_err(|_| anyhow::anyhow!("the simulated members panicked"))??;
+        join(others)??;
         Ok(figures)
     })
 }

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use seikan_lab::LabError;
 use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
-use seikan_ui::output::print_json;
 use seikan_ui::Progress;
+use seikan_ui::output::print_json;
 
-use super::{with_progress};
+use super::with_progress;
 
 /// Options of `lab run`.
 #[derive(Debug, Args)]

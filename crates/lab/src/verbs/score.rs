@@ -10,7 +10,7 @@ use seikan_lab::scenario::{Counts, Interval, Progressed, ScoreOptions, score, sc
 use seikan_ui::output;
 
 use super::scenario::described;
-use super::{with_progress};
+use super::with_progress;
 
 /// Options of `lab score`.
 #[derive(Debug, Args)]

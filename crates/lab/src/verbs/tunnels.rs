@@ -9,8 +9,9 @@ use seikan_lab::report::{Report, html, svg, terminal};
 use seikan_lab::{BenchOptions, GatewayOptions, PathOptions};
 use seikan_ui::output;
 use seikan_ui::screen::Style;
+use serde::Serialize;
 
-use super::{exit_code, with_progress, write_json};
+use super::{JsonFile, exit_code, with_progress};
 
 /// Options of `lab bench`.
 #[derive(Debug, Args)]
@@ -42,9 +43,8 @@ pub struct GatewayArguments {
 /// Files to write.
 #[derive(Debug, Args)]
 struct Files {
-    /// Write every figure as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFile,
     /// Draw the medians as a picture
     #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
     plot: Option<PathBuf>,
@@ -55,23 +55,16 @@ struct Files {
 
 /// Compares tunnels.
 pub fn bench(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
-    if arguments.paths.path {
-        return bench_paths(arguments);
-    }
-    let report = with_progress(|interrupt, progress| {
-        seikan_lab::bench(&arguments.options, interrupt, progress)
-    })?;
-    arguments.files.write(&report, &Report::from(&report))?;
-    Ok(exit_code(report.failed()))
-}
-
-fn bench_paths(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
     let BenchArguments { options, paths, .. } = arguments;
-    let report = with_progress(|interrupt, progress| {
-        seikan_lab::bench_paths(options, paths, interrupt, progress)
-    })?;
-    arguments.files.write(&report, &Report::from(&report))?;
-    Ok(exit_code(report.failed()))
+    if paths.path {
+        let report = with_progress(|interrupt, progress| {
+            seikan_lab::bench_paths(options, paths, interrupt, progress)
+        })?;
+        return arguments.files.write(&report, report.failed());
+    }
+    let report =
+        with_progress(|interrupt, progress| seikan_lab::bench(options, interrupt, progress))?;
+    arguments.files.write(&report, report.failed())
 }
 
 /// Compares gateways.
@@ -79,14 +72,17 @@ pub fn gateway(arguments: &GatewayArguments) -> anyhow::Result<ExitCode> {
     let report = with_progress(|interrupt, progress| {
         seikan_lab::gateway(&arguments.options, interrupt, progress)
     })?;
-    arguments.files.write(&report, &Report::from(&report))?;
-    Ok(exit_code(report.failed()))
+    arguments.files.write(&report, report.failed())
 }
 
 impl Files {
     /// Writes the files, and the page to standard output.
-    fn write(&self, report: &impl serde::Serialize, page: &Report) -> anyhow::Result<()> {
-        write_json(self.json.as_deref(), report)?;
+    fn write<'a, R: Serialize>(&self, report: &'a R, failed: bool) -> anyhow::Result<ExitCode>
+    where
+        Report: From<&'a R>,
+    {
+        self.json.write(report)?;
+        let page = &Report::from(report);
         if let Some(file) = &self.plot {
             output::write_file(file, &svg(page))?;
         }
@@ -94,6 +90,6 @@ impl Files {
             output::write_file(file, &html(page)?)?;
         }
         write!(io::stdout(), "{}", terminal(page, Style::of_stdout()))?;
-        Ok(())
+        Ok(exit_code(failed))
     }
 }

@@ -4,52 +4,35 @@
 //! packet of a range of them, like segmentation offload: headers copied, lengths, sequence numbers
 //! and flags corrected, a partial checksum left partial.
 
-use seikan_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, HEADER_LEN};
-use seikan_wire::ip::{PROTO_TCP, PROTO_UDP, set_length};
-use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum};
-
-/// TCP's flags of RFC 9293, section 3.1, that belong to the first or the last segment only.
-const FIN_PSH: u8 = 0x01 | 0x08;
-const CWR: u8 = 0x80;
+use seikan_proto::segment::{SegmentPosition, SuperPacket, rewrite_header};
+use seikan_wire::ethernet::HEADER_LEN;
+use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr};
 
 /// A packet behind its virtio-net header, and how it divides into frames.
 #[derive(Debug)]
 pub(super) struct Frames<'a> {
     bytes: &'a [u8],
     vnet: VnetHdr,
-    /// Of a super-packet.
-    division: Option<Division>,
-}
-
-/// Where a super-packet is cut. Offsets count from the virtio-net header's end.
-#[derive(Debug)]
-struct Division {
-    ip: IpPacket,
-    /// Of the transport header.
-    transport: usize,
-    /// Of the payload.
-    payload: usize,
-    /// Payload bytes of each frame but the last.
-    size: usize,
-    count: usize,
+    /// None if the packet is one frame.
+    super_packet: Option<SuperPacket<'a>>,
 }
 
 impl<'a> Frames<'a> {
     /// `bytes` begin with the virtio-net header. A packet that is no super-packet, or of an unknown
     /// kind, is one frame.
     pub(super) fn parse(bytes: &'a [u8]) -> Self {
-        let vnet = VnetHdr::read(bytes).unwrap_or_default();
-        let division = divide(&vnet, bytes.get(VNET_HDR_LEN..).unwrap_or_default());
         Self {
             bytes,
-            vnet,
-            division,
+            vnet: VnetHdr::read(bytes).unwrap_or_default(),
+            super_packet: SuperPacket::parse_at(bytes, HEADER_LEN)
+                .ok()
+                .filter(|packet| packet.kind.is_some()),
         }
     }
 
     /// How many frames the card would send.
     pub(super) fn count(&self) -> usize {
-        self.division.as_ref().map_or(1, |d| d.count)
+        self.super_packet.map_or(1, |packet| packet.segments())
     }
 
     /// Whether the card is to segment it.
@@ -65,17 +48,13 @@ impl<'a> Frames<'a> {
     /// Bytes of frame `index` on the wire, with its Ethernet header.
     pub(super) fn length(&self, index: usize) -> usize {
         let whole = self.bytes.len().saturating_sub(VNET_HDR_LEN);
-        self.division.as_ref().map_or(whole, |d| {
-            let left = whole - d.payload - index * d.size;
-            d.payload + left.min(d.size)
-        })
+        self.super_packet
+            .map_or(whole, |packet| packet.segment_len(index))
     }
 
     /// Bytes of all frames on the wire.
     pub(super) fn total_length(&self) -> usize {
-        let whole = self.bytes.len().saturating_sub(VNET_HDR_LEN);
-        let repeated = self.division.as_ref().map_or(0, |d| d.payload);
-        whole + repeated * (self.count() - 1)
+        (0..self.count()).map(|index| self.length(index)).sum()
     }
 
     /// Frames `from` to `to` (not included) as one packet behind a virtio-net header. `complete`
@@ -83,106 +62,53 @@ impl<'a> Frames<'a> {
     /// not.
     pub(super) fn cut(&self, from: usize, to: usize, complete: bool) -> Vec<u8> {
         let mut vnet = self.vnet;
-        let division = self
-            .division
-            .as_ref()
-            .filter(|d| from > 0 || to < d.count || !complete);
-        let mut packet = match division {
+        vnet.needs_csum &= complete;
+        let part = self
+            .super_packet
+            .filter(|packet| to - from < packet.segments());
+        let mut packet = match part {
             None => self.bytes.to_vec(),
-            Some(d) => {
+            Some(whole) => {
                 if to - from == 1 {
                     (vnet.gso_type, vnet.gso_ecn) = (GsoType::None, false);
                     (vnet.gso_size, vnet.hdr_len) = (0, 0);
                 }
                 // For its first frame only, as the flag itself.
                 vnet.gso_ecn &= from == 0;
-                self.cut_payload(d, from, to)
+                part_of(&whole, from, to)
             }
         };
-        if !complete {
-            vnet.needs_csum = false;
-        }
-        if packet.len() >= VNET_HDR_LEN && (division.is_some() || !complete) {
+        if packet.len() >= VNET_HDR_LEN && (part.is_some() || !complete) {
             packet[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
         }
         packet
     }
-
-    fn cut_payload(&self, d: &Division, from: usize, to: usize) -> Vec<u8> {
-        let whole = &self.bytes[VNET_HDR_LEN..];
-        let start = d.payload + from * d.size;
-        let end = (d.payload + to * d.size).min(whole.len());
-        let mut packet = Vec::with_capacity(VNET_HDR_LEN + d.payload + end - start);
-        packet.extend_from_slice(&self.bytes[..VNET_HDR_LEN + d.payload]);
-        packet.extend_from_slice(&whole[start..end]);
-
-        let frame = &mut packet[VNET_HDR_LEN..];
-        let ip_length = frame.len() - HEADER_LEN;
-        let ip = &mut frame[HEADER_LEN..];
-        // As the kernel's own segmentation counts it (`inet_gso_segment`).
-        let id =
-            (!d.ip.is_v6()).then(|| u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(from as u16));
-        set_length(ip, d.ip.header_len, ip_length, id);
-        let transport = &mut frame[d.transport..];
-        let (protocol, field) = match self.vnet.gso_type {
-            GsoType::UdpL4 => {
-                let length = transport.len() as u16;
-                transport[4..6].copy_from_slice(&length.to_be_bytes());
-                (PROTO_UDP, 6)
-            }
-            _ => {
-                let sequence = [transport[4], transport[5], transport[6], transport[7]];
-                let sequence = u32::from_be_bytes(sequence).wrapping_add((from * d.size) as u32);
-                transport[4..8].copy_from_slice(&sequence.to_be_bytes());
-                if to < d.count {
-                    transport[13] &= !FIN_PSH;
-                }
-                if from > 0 {
-                    transport[13] &= !CWR;
-                }
-                (PROTO_TCP, 16)
-            }
-        };
-        let pseudo = checksum::pseudo_header(d.ip.src, d.ip.dst, protocol, transport.len());
-        let partial = checksum::add_carries(pseudo);
-        transport[field..field + 2].copy_from_slice(&partial.to_be_bytes());
-        packet
-    }
 }
 
-/// How a super-packet divides; `None` for anything else.
-fn divide(vnet: &VnetHdr, frame: &[u8]) -> Option<Division> {
-    if vnet.gso_type == GsoType::None || !vnet.needs_csum || vnet.gso_size == 0 {
-        return None;
+/// Room for a virtio-net header, and the packet of these segments.
+fn part_of(whole: &SuperPacket<'_>, from: usize, to: usize) -> Vec<u8> {
+    let (headers, payload) = whole.bytes.split_at(whole.header_len);
+    let offset = from * whole.gso_size;
+    let end = (to * whole.gso_size).min(payload.len());
+    let mut packet = [&[0; VNET_HDR_LEN], headers, &payload[offset..end]].concat();
+    if let Some(kind) = whole.kind {
+        let ip = &mut packet[VNET_HDR_LEN + whole.ip_at..];
+        let position = SegmentPosition {
+            offset,
+            index: from as u16,
+            length: ip.len(),
+            last: to == whole.segments(),
+        };
+        rewrite_header(ip, &whole.ip, kind, position);
     }
-    let kind = u16::from_be_bytes([*frame.get(12)?, *frame.get(13)?]);
-    if kind != ETHERTYPE_IPV4 && kind != ETHERTYPE_IPV6 {
-        return None;
-    }
-    let ip = IpPacket::parse_headers(&frame[HEADER_LEN..]).ok()?;
-    let transport = usize::from(vnet.csum_start);
-    if transport < HEADER_LEN + ip.header_len {
-        return None;
-    }
-    let header = match vnet.gso_type {
-        GsoType::UdpL4 => 8,
-        _ => usize::from(frame.get(transport + 12)? >> 4) * 4,
-    };
-    let payload = transport + header;
-    let (least, size) = (if header == 8 { 8 } else { 20 }, usize::from(vnet.gso_size));
-    let bytes = frame.len().checked_sub(payload)?;
-    (header >= least && bytes > 0).then(|| Division {
-        ip,
-        transport,
-        payload,
-        size,
-        count: bytes.div_ceil(size),
-    })
+    packet
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use seikan_wire::ip::set_length;
+    use seikan_wire::{IpPacket, checksum, tcp};
 
     /// Payload bytes of each frame of [`super_packet`].
     pub(in super::super) const SIZE: usize = 1000;
@@ -257,8 +183,8 @@ pub(super) mod tests {
         let packet = super_packet(2500);
         let frames = Frames::parse(&packet);
         let flags = |from, to| frames.cut(from, to, true)[10 + 34 + 13];
-        assert_eq!(flags(0, 1), 0x10 | CWR);
-        assert_eq!(flags(1, 3), 0x10 | FIN_PSH);
+        assert_eq!(flags(0, 1), 0x10 | tcp::CWR);
+        assert_eq!(flags(1, 3), 0x10 | tcp::FIN | tcp::PSH);
     }
 
     #[test]

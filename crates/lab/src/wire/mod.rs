@@ -266,11 +266,7 @@ impl Wire {
         faults: WireFaults,
     ) -> Result<Self> {
         Self::availability().map_err(LabError::Setup)?;
-        let there = format!(
-            "/proc/{}/fd/{}",
-            std::process::id(),
-            b.as_fd().as_raw_fd()
-        );
+        let there = format!("/proc/{}/fd/{}", std::process::id(), b.as_fd().as_raw_fd());
         let mut command = program::lab_command()?;
         command
             .args(["wire", "--near", near, "--far", far])

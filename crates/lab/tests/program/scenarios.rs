@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::common::{PATIENCE, skip};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use seikan_lab::site::{Hosts, Link};
 use seikan_lab::scenario::{Fault, Outcome, Site};
+use seikan_lab::site::{Hosts, Link};
 use seikan_lab::tunnel::Started;
 use seikan_lab::wire::{Wire, WireFaults};
 

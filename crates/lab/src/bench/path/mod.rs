@@ -67,12 +67,16 @@ pub fn bench_paths(
         count: options.rounds,
         each: START_SECONDS + options.loads.len() as f64 * (options.seconds + OVERHEAD_SECONDS),
     };
-    let rows = cells.iter().flat_map(|cell| present.iter().map(move |tunnel| (cell, tunnel)));
+    let rows = cells
+        .iter()
+        .flat_map(|cell| present.iter().map(move |tunnel| (cell, tunnel)));
     let rows: Vec<(&Cell, &Arc<dyn Tunnel>)> = rows.collect();
     let name = |(cell, tunnel): &(&Cell, &Arc<dyn Tunnel>)| format!("{cell}  {}", tunnel.name());
     let measured = rounds.interleave(&rows, name, progress, |(cell, tunnel), round, step| {
         // The same losses for every tunnel of a round.
-        measure(tunnel, cell, round.into(), plan, &mut |event| step(0.0, event))
+        measure(tunnel, cell, round.into(), plan, &mut |event| {
+            step(0.0, event)
+        })
     })?;
     let mut measured = rows.iter().zip(measured);
     let cells = cells.iter().map(|cell| {

@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac::{Context, HMAC_SHA256, Key, Tag};
-use seikan_wire::checksum;
+use seikan_proto::segment;
+use seikan_wire::ip::{IpPacket, PROTO_TCP, PROTO_UDP};
+use seikan_wire::{checksum, tcp, udp};
 
 /// UDP port of both ends.
 pub const PORT: u16 = 7777;
@@ -20,8 +22,6 @@ pub(super) const HEADER: usize = VIRTUAL_IP + PROTOCOL;
 const MAGIC: [u8; 4] = *b"nave";
 static KEY: LazyLock<Key> =
     LazyLock::new(|| Key::new(HMAC_SHA256, b"a key that everybody knows, once"));
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 /// The destination of an IPv4 packet.
 pub(super) fn destination(packet: &[u8]) -> Option<Ipv4Addr> {
@@ -74,7 +74,7 @@ pub(super) fn open(packet: &mut [u8]) -> Arrival<'_> {
     };
     let start = usize::from(ip[0] & 15) * 4;
     let fragment = u16::from_be_bytes([ip[6], ip[7]]);
-    if ip[0] >> 4 != 4 || ip[9] != UDP {
+    if ip[0] >> 4 != 4 || ip[9] != PROTO_UDP {
         return Arrival::NotOurs;
     }
     if fragment & 0x1fff != 0 {
@@ -105,31 +105,22 @@ pub(super) fn open(packet: &mut [u8]) -> Arrival<'_> {
 
 /// Fills in the checksum of TCP and UDP: where the sender's card was to do that, the packet socket saw it undone.
 pub(super) fn complete_checksum(packet: &mut [u8]) {
-    let Some(&ip) = packet.first_chunk::<20>() else {
+    let Ok(ip) = IpPacket::parse(packet) else {
         return;
     };
-    let is_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff != 0;
-    let field = match ip[9] {
-        TCP => 16,
-        UDP => 6,
-        _ => return,
-    };
-    let start = usize::from(ip[0] & 15) * 4;
-    let Some(segment) = packet.get_mut(start..).filter(|_| !is_fragment) else {
+    let field = ip.header_len
+        + match ip.protocol {
+            PROTO_TCP => tcp::CHECKSUM_AT,
+            PROTO_UDP => udp::CHECKSUM_AT,
+            _ => return,
+        };
+    let length = packet.len() - ip.header_len;
+    let Some(field) = packet.get_mut(field..field + 2).filter(|_| !ip.fragment) else {
         return;
     };
-    if segment.len() < field + 2 {
-        return;
-    }
-    segment[field..field + 2].fill(0);
-    let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]).into();
-    let pseudo = checksum::pseudo_header(address(12), address(16), ip[9], segment.len());
-    let sum = match checksum::fold(pseudo + checksum::sum(segment)) {
-        // To UDP, zero means that there is none (RFC 768).
-        0 if ip[9] == UDP => 0xffff,
-        sum => sum,
-    };
-    segment[field..field + 2].copy_from_slice(&sum.to_be_bytes());
+    let pseudo = checksum::pseudo_header(ip.src, ip.dst, ip.protocol, length);
+    field.copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
+    segment::complete_checksum(packet, &ip);
 }
 
 #[cfg(test)]
@@ -143,7 +134,7 @@ mod tests {
         seal(&mut datagram, 1);
         let mut packet = vec![0x45, 0, 0, 0, 0, 0];
         packet.extend(fragment.to_be_bytes());
-        packet.extend([64, UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        packet.extend([64, PROTO_UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
         packet.extend([PORT, PORT, 0, 0].map(u16::to_be_bytes).concat());
         packet.extend(datagram);
         packet
@@ -184,7 +175,7 @@ mod tests {
     fn checksums_are_completed() {
         // UDP 10.0.0.1:1 to 10.0.0.2:2 without payload: the words 0a00 0001 0a00 0002 0011 0008, 0001 0002 0008 add
         // up to 1427.
-        let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, UDP, 0, 0];
+        let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, PROTO_UDP, 0, 0];
         packet.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2, 0, 8, 0xab, 0xcd]);
         complete_checksum(&mut packet);
         assert_eq!(packet[26..28], (!0x1427_u16).to_be_bytes());

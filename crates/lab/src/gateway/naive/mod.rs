@@ -20,7 +20,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{LinkAddr, recvfrom, setsockopt, sockopt};
 use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
@@ -29,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
 use crate::error::{Doing, LabError, Result};
+use crate::tunnel::device::{readable, set_up};
 
 pub use frame::PORT;
 use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
@@ -44,8 +44,6 @@ const ETHERNET_MTU: usize = 1500;
 const BUFFER: usize = HEADER + 65_536;
 /// Receive buffer of the packet socket, in bytes: some thousand packets.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// A waiting loop looks at its flag this often, in milliseconds.
-const PATIENCE: u16 = 50;
 
 /// `AF_PACKET`, `ETH_P_IP` and `IPPROTO_RAW` of Linux, which the socket library has no names for.
 const AF_PACKET: i32 = 17;
@@ -188,10 +186,7 @@ impl Naive {
     pub fn run(&mut self, stop: &Interrupt) -> Result<()> {
         let mut buffer = vec![0; BUFFER];
         while !stop.is_raised() {
-            let (nic, tun) = self
-                .wait()
-                .map_err(io::Error::from)
-                .doing("wait for packets")?;
+            let [nic, tun] = self.wait().doing("wait for packets")?;
             if nic {
                 self.read_nic(&mut buffer)
                     .doing("read from a packet socket")?;
@@ -209,18 +204,12 @@ impl Naive {
     }
 
     /// Whether the nic and whether the TUN device have something.
-    fn wait(&self) -> nix::Result<(bool, bool)> {
-        let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![wanted(self.nic.as_fd())];
-        if let Side::Tun(tun) = &self.side {
-            fds.push(wanted(tun.queues()[0].as_fd()));
+    fn wait(&self) -> io::Result<[bool; 2]> {
+        let nic = self.nic.as_fd();
+        match &self.side {
+            Side::Lan { .. } => Ok([readable([nic])?[0], false]),
+            Side::Tun(tun) => readable([nic, tun.queues()[0].as_fd()]),
         }
-        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-        let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        Ok((ready(&fds[0]), fds.get(1).is_some_and(ready)))
     }
 
     fn read_nic(&mut self, buffer: &mut [u8]) -> io::Result<()> {
@@ -327,9 +316,7 @@ fn open_tun(
         queues: 1,
         offload: false,
     })?;
-    let index = netlink.link(device)?.index;
-    netlink.add_address(index, IpNet::V4(address))?;
-    netlink.set_up(index)?;
+    let index = set_up(netlink, device, &[address.into()])?;
     for network in networks {
         let route = Route::to(IpNet::V4(*network)).device(index);
         netlink.add_route(&route)?;

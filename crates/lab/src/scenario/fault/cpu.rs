@@ -1,15 +1,15 @@
 //! Faults that take processor time from the tunnel's program.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::Applied;
-use crate::site::Host;
 use crate::error::{LabError, Result};
-use crate::process::Killed;
+use crate::process::{Killed, silent};
+use crate::site::Host;
 
 /// The processor that is crowded.
 const CROWDED: usize = 0;
@@ -70,12 +70,8 @@ pub(crate) struct Hog(Killed);
 impl Hog {
     pub(crate) fn start(host: &Host) -> Result<Self> {
         let mut command = Command::new("sh");
-        command
-            .args(["-c", "while :; do :; done"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        Killed::start(host, &mut command).map(Self)
+        command.args(["-c", "while :; do :; done"]);
+        Killed::start(host, silent(&mut command)).map(Self)
     }
 }
 

@@ -19,9 +19,9 @@ use network::Nic;
 pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
-use crate::site::{Host, Hosts, NO_OFFLOAD, all_cpus};
 use crate::error::{LabError, Result};
 use crate::process::Process;
+use crate::site::{Host, Hosts, NO_OFFLOAD, all_cpus};
 use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
 use seikan_load::LiveOptions;
 
@@ -383,4 +383,3 @@ impl Fault {
         }
     }
 }
-

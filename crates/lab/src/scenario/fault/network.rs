@@ -3,8 +3,8 @@
 use seikan_sys::ethtool::Feature;
 
 use super::Applied;
-use crate::site::{Host, steering_file};
 use crate::error::Result;
+use crate::site::{Host, steering_file};
 
 /// How much a token bucket's queue holds, as time at its rate, in seconds.
 pub(super) const SHORT: f64 = 0.01;

@@ -1,8 +1,8 @@
 //! Faults of the wire between the hosts.
 
 use super::{Applied, FaultKind};
-use crate::site::{Hosts, LinkKind};
 use crate::error::{LabError, Result};
+use crate::site::{Hosts, LinkKind};
 use crate::wire::Faults;
 
 /// How long frames are held back, in microseconds: longer than a sender waits before it takes them

@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ipnet::IpNet;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use seikan_sys::netlink::{AddressOptions, Netlink};
+use seikan_sys::netlink::Netlink;
 use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
@@ -21,9 +19,7 @@ use socket2::SockRef;
 
 use super::cost::{Handoff, Work};
 use crate::error::{Doing, Result};
-
-/// A waiting loop looks at its flag this often, in milliseconds.
-const PATIENCE: u16 = 50;
+use crate::tunnel::device::{PATIENCE, readable, set_up};
 
 /// An end: its addresses, and how sick it is.
 #[derive(Clone, Debug, Args)]
@@ -132,22 +128,10 @@ impl CrudeEnd {
             offload: false,
         })?;
         let netlink = Netlink::open()?;
-        let index = netlink.link(device)?.index;
+        let index = set_up(&netlink, device, &options.address)?;
         if let Some(packets) = options.queue {
             netlink.set_tx_queue_len(index, packets)?;
         }
-        let no_dad = AddressOptions {
-            no_dad: true,
-            ..AddressOptions::default()
-        };
-        for address in &options.address {
-            let done = netlink.add_address_with(index, *address, no_dad);
-            // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
-            if matches!(address, IpNet::V4(_)) {
-                done?;
-            }
-        }
-        netlink.set_up(index)?;
         let udp = open_socket(&options).doing("open the outer socket")?;
         let lanes = (1..options.lanes)
             .map(|_| UdpSocket::bind((options.listen.ip(), 0)))
@@ -206,10 +190,8 @@ impl CrudeEnd {
     ) -> io::Result<()> {
         let mut buffer = vec![0; VNET_HEADER_LEN + self.options.mtu as usize];
         while !stop.is_raised() {
-            for (direction, ready) in [Direction::Out, Direction::In]
-                .into_iter()
-                .zip(self.wait()?)
-            {
+            let ready = readable([self.tun.queues()[0].as_fd(), self.udp.as_fd()])?;
+            for (direction, ready) in [Direction::Out, Direction::In].into_iter().zip(ready) {
                 if !ready {
                     continue;
                 }
@@ -221,20 +203,6 @@ impl CrudeEnd {
             }
         }
         Ok(())
-    }
-
-    /// Whether the device and the socket have something.
-    fn wait(&self) -> io::Result<[bool; 2]> {
-        let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = [
-            wanted(self.tun.queues()[0].as_fd()),
-            wanted(self.udp.as_fd()),
-        ];
-        match poll(&mut fds, PollTimeout::from(PATIENCE)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        Ok(fds.map(|fd| fd.any().unwrap_or(false)))
     }
 
     /// One packet, behind room for the device's header; its length.

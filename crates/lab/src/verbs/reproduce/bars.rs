@@ -3,12 +3,12 @@
 use seikan_lab::reproduce::Bars;
 use seikan_ui::axis::{Frame, Scale, format_number};
 use seikan_ui::palette::{BAD, Colour, FAINT, KINDS, OTHER, OWN, SECOND};
-use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, width};
+use seikan_ui::svg::{Anchor, Svg};
+
+use super::legend;
 
 /// Height of the frame.
 const HEIGHT: f64 = 300.0;
-/// Rows of a legend are so far apart.
-const ROW: f64 = 20.0;
 /// Part of a group's place that its bars fill.
 const FILLED: f64 = 0.76;
 const COLOURS: [Colour; 8] = [
@@ -18,7 +18,10 @@ const COLOURS: [Colour; 8] = [
 /// Draws them.
 pub fn draw(bars: &Bars) -> String {
     let mut svg = Svg::default();
-    let top = legend(&mut svg, bars) + 36.0;
+    let names = bars.parts.iter().map(|part| &part.name);
+    let top = legend(&mut svg, names, 14.0, |svg, number, (x, y)| {
+        svg.rectangle([x, y - 11.0, 14.0, 12.0], colour(bars, number), 1.0, "");
+    });
     let groups = bars.groups.len().max(1) as f64;
     let highest = (0..bars.groups.len()).map(|group| highest(bars, group));
     let y = Scale::from_zero(highest.fold(0.0, f64::max), 5);
@@ -87,21 +90,6 @@ fn highest(bars: &Bars, group: usize) -> f64 {
     } else {
         values.fold(0.0, f64::max)
     }
-}
-
-/// Draws names with samples of their colours, in as many rows as needed; returns the bottom.
-fn legend(svg: &mut Svg, bars: &Bars) -> f64 {
-    let (mut x, mut y) = (0.0, 14.0);
-    for (number, part) in bars.parts.iter().enumerate() {
-        let wide = 20.0 + width(&part.name, SIZE) + 16.0;
-        if x > 0.0 && x + wide > WIDTH {
-            (x, y) = (0.0, y + ROW);
-        }
-        svg.rectangle([x, y - 11.0, 14.0, 12.0], colour(bars, number), 1.0, "");
-        svg.text((x + 20.0, y), Anchor::Start, FAINT, &part.name);
-        x += wide;
-    }
-    y
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use seikan_lab::reproduce::{Curve, Curves};
 use seikan_ui::axis::{Frame, Scale, format_number};
 use seikan_ui::palette::{BAD, Colour, FAINT, KINDS, LINE, OTHER, OWN, SECOND};
-use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, width};
+use seikan_ui::svg::{Anchor, SIZE, Svg, width};
+
+use super::legend;
 
 /// Height of the frame.
 const HEIGHT: f64 = 320.0;
-/// Rows of a legend are so far apart.
-const ROW: f64 = 20.0;
 /// Points of a line up to which each has a dot.
 const DOTS: usize = 30;
 /// Steps of a decade that have a line across, the fewest first, and how many lines are enough.
@@ -31,7 +31,11 @@ pub fn draw(curves: &Curves) -> String {
     let y = scale(curves, 1);
     let mut svg = Svg::default();
     let styles = styles(&curves.curves);
-    let top = legend(&mut svg, curves, &styles) + 36.0;
+    let names = curves.curves.iter().map(|curve| &curve.name);
+    let top = legend(&mut svg, names, 24.0, |svg, number, (x, y)| {
+        let (colour, dash) = styles[number];
+        svg.path(&[(x, y - 5.0), (x + 24.0, y - 5.0)], colour, 2.4, dash);
+    });
     let frame = Frame::wide(top, HEIGHT, x, y);
     frame.title(&mut svg, &curves.title, &curves.y);
     if curves.logarithmic[1] {
@@ -134,21 +138,6 @@ fn styles(curves: &[Curve]) -> Vec<(Colour, &'static str)> {
         styles.push(style);
     }
     styles
-}
-
-/// Draws names with samples of their lines, in as many rows as needed; returns the bottom.
-fn legend(svg: &mut Svg, curves: &Curves, styles: &[(Colour, &'static str)]) -> f64 {
-    let (mut x, mut y) = (0.0, 14.0);
-    for (curve, (colour, dash)) in curves.curves.iter().zip(styles) {
-        let wide = 30.0 + width(&curve.name, SIZE) + 16.0;
-        if x > 0.0 && x + wide > WIDTH {
-            (x, y) = (0.0, y + ROW);
-        }
-        svg.path(&[(x, y - 5.0), (x + 24.0, y - 5.0)], *colour, 2.4, dash);
-        svg.text((x + 30.0, y), Anchor::Start, FAINT, &curve.name);
-        x += wide;
-    }
-    y
 }
 
 /// From a little below the smallest to a little above the largest.

@@ -10,7 +10,7 @@ use seikan_ui::palette::style_rules;
 use super::Picture;
 
 struct Part<'a> {
-    name: &'static str,
+    name: String,
     report: Report,
     pictures: &'a [Picture],
 }
@@ -25,7 +25,7 @@ struct Page<'a> {
 /// Writes it.
 pub fn page(experiments: &[(&Experiment, Vec<Picture>)]) -> anyhow::Result<String> {
     let parts = experiments.iter().map(|(experiment, pictures)| Part {
-        name: experiment.source.name(),
+        name: experiment.source.to_string(),
         report: Report::from(*experiment),
         pictures,
     });
