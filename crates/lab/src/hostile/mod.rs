@@ -172,7 +172,7 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
         .and_then(|status| status["interface"]["public_key"].as_str())
         .and_then(|key| STANDARD.decode(key).ok()?.try_into().ok());
     let mut target = Target {
-        native: name.ends_with("native"),
+        native: !name.ends_with("wireguard"),
         public_key: key.ok_or_else(unknown)?,
         genuine: Vec::new(),
     };
