@@ -33,8 +33,8 @@ pub(crate) const LOG: &str = "tunnel";
 /// Consecutive reports without any datagram after the first of a GSO batch, after which GSO counts
 /// as broken on this path.
 const MANGLED_REPORTS: u8 = 2;
-/// Least time between two reports that are judged: regular ones are a second apart.
-const JUDGE_INTERVAL: Duration = Duration::from_millis(900);
+/// Least time between two reports that are assessed: regular ones are a second apart.
+const ASSESS_INTERVAL: Duration = Duration::from_millis(900);
 /// Maximum number of packets staged for a handshake (kernel: `MAX_STAGED_PACKETS`, 128).
 const STAGED_PACKETS: usize = 128;
 /// Maximum number of bytes staged for a handshake.
@@ -208,12 +208,12 @@ pub struct Path {
     pub(crate) responded: Option<SocketAddr>,
     /// The path is probed until then. Extended by sending data.
     pub(crate) active_until: Instant,
-    /// Datagrams sent after the first of their GSO batch, since reports were last judged.
+    /// Datagrams sent after the first of their GSO batch, since reports were last assessed.
     pub(crate) sent_later: u32,
     /// Those of them that the peer has reported since.
     received_later: u32,
-    /// When reports were last judged.
-    judged: Instant,
+    /// When reports were last assessed.
+    assessed: Instant,
     /// Consecutive reports without any of these.
     missed: u8,
 }
@@ -244,7 +244,7 @@ impl Path {
             active_until: Instant::BOOT,
             sent_later: 0,
             received_later: 0,
-            judged: Instant::BOOT,
+            assessed: Instant::BOOT,
             missed: 0,
         }
     }
@@ -253,8 +253,8 @@ impl Path {
     pub(crate) fn reported(&mut self, report: Report, now: Instant) {
         self.received_later = self.received_later.saturating_add(report.received_later);
         // Early reports are too close to each other to show anything about batches.
-        if now.duration_since(self.judged) >= JUDGE_INTERVAL {
-            self.judged = now;
+        if now.duration_since(self.assessed) >= ASSESS_INTERVAL {
+            self.assessed = now;
             let received_later = std::mem::take(&mut self.received_later);
             let all = Report {
                 received_later,

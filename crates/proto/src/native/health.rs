@@ -7,7 +7,7 @@
 //! each other's reports forever. The sender keeps the latest report.
 
 use crate::native::reassembly::Record;
-use crate::native::repair::verdict::{Judge, Verdict};
+use crate::native::repair::verdict::{LossClassifier, Verdict};
 use crate::native::stamp::{Stamp, stamp_of};
 use crate::time::Instant;
 use seikan_wire::ip;
@@ -47,7 +47,7 @@ pub struct Report {
     pub queueing_delay: u32,
     /// Received datagrams that were not the first of their GSO batch.
     pub received_later: u32,
-    /// Datagrams that are missing, and were not lost in a full queue ([`Judge`]); less those that
+    /// Datagrams that are missing, and were not lost in a full queue ([`LossClassifier`]); less those that
     /// arrived late. Zero without loss repair, as the following.
     pub random_losses: u32,
     /// Datagrams that are missing, and were lost in a full queue.
@@ -154,7 +154,7 @@ pub struct Receiver {
     last_transit: u16,
     transit: i64,
     /// Both ends repair losses. Boxed, so that peers that do not take less memory.
-    judge: Option<Box<Judge>>,
+    classifier: Option<Box<LossClassifier>>,
     /// When to report a random loss.
     early: Option<Instant>,
     /// When the last report was due.
@@ -178,7 +178,7 @@ impl Default for Receiver {
             delay_sum: 0,
             last_transit: 0,
             transit: 0,
-            judge: None,
+            classifier: None,
             early: None,
             reported: Instant::BOOT,
         }
@@ -188,7 +188,7 @@ impl Default for Receiver {
 impl Receiver {
     /// Sets whether both ends repair losses: then random ones are counted and reported soon.
     pub fn set_repairs(&mut self, repairs: bool) {
-        self.judge = repairs.then(|| self.judge.take().unwrap_or_default());
+        self.classifier = repairs.then(|| self.classifier.take().unwrap_or_default());
     }
 
     /// Records an authenticated record from `from` that is no replay. `derived` is when the keys
@@ -220,7 +220,7 @@ impl Receiver {
                     since: self.since,
                     session: Some((record.session, derived)),
                     delay_sum: self.delay_sum,
-                    judge: self.judge.take(),
+                    classifier: self.classifier.take(),
                     early: self.early,
                     reported: self.reported,
                     ..Receiver::default()
@@ -252,8 +252,8 @@ impl Receiver {
         }
         let missing = counter - self.next;
         self.advance(counter, stamp.position);
-        let judge = self.judge.as_mut()?;
-        let verdict = judge.datagram(stamp.position, delay, missing, now);
+        let classifier = self.classifier.as_mut()?;
+        let verdict = classifier.datagram(stamp.position, delay, missing, now);
         if probes {
             return Some(Verdict::Probes);
         }

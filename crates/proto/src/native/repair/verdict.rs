@@ -56,7 +56,7 @@ const LATE_IN_BURST: f64 = 0.75;
 pub enum Verdict {
     /// Loss in a full queue.
     Congestion,
-    /// As Congestion, and so are losses shortly before it that were judged random: there are more than
+    /// As Congestion, and so are losses shortly before it that were classified as random: there are more than
     /// parity can restore.
     Overflow {
         /// The number of these.
@@ -70,7 +70,7 @@ pub enum Verdict {
 
 /// The delays and positions of recent datagrams.
 #[derive(Debug)]
-pub struct Judge {
+pub struct LossClassifier {
     /// Number of datagrams by class of delay.
     delays: [u32; 64],
     /// When they were last halved.
@@ -100,7 +100,7 @@ pub struct Judge {
     recent: Recent,
 }
 
-/// Losses that were judged random, in [`OVERFLOW`] at most.
+/// Losses that were classified as random, in [`OVERFLOW`] at most.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     since: Instant,
@@ -114,9 +114,9 @@ struct Counts {
     lost: u32,
 }
 
-impl Default for Judge {
+impl Default for LossClassifier {
     fn default() -> Self {
-        Judge {
+        LossClassifier {
             delays: [0; 64],
             since: Instant::BOOT,
             counted: 0,
@@ -138,7 +138,7 @@ impl Default for Judge {
     }
 }
 
-impl Judge {
+impl LossClassifier {
     /// Records the newest datagram: its position in its burst, and its delay above the minimum in
     /// microseconds. Returns a verdict on the `missing` datagrams before it, if there are any.
     pub fn datagram(
@@ -161,8 +161,8 @@ impl Judge {
         let sum = self.unrestorable + f64::from(lost) - RESTORABLE;
         self.unrestorable = sum.clamp(0.0, MAX_PARITIES as f64 + 1.0);
         let verdict = (missing > 0).then(|| {
-            let verdict = self.judge(position, is_high, missing);
-            self.judge_overflow(verdict, lost, now)
+            let verdict = self.classify(position, is_high, missing);
+            self.classify_overflow(verdict, lost, now)
         });
         let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
         // As many losses at a low delay are those of an outage.
@@ -208,7 +208,7 @@ impl Judge {
         }
     }
 
-    fn judge(&mut self, position: u8, is_high: bool, missing: u64) -> Verdict {
+    fn classify(&mut self, position: u8, is_high: bool, missing: u64) -> Verdict {
         let rank = self.rank_of_lost(position, missing);
         self.rank += WEIGHT * (rank - self.rank);
         if is_high && self.excess > self.alarm() || self.rank > LATE_IN_BURST {
@@ -218,8 +218,8 @@ impl Judge {
         }
     }
 
-    /// Judges all losses of one overflow alike: `verdict` is on `lost` datagrams alone.
-    fn judge_overflow(&mut self, verdict: Verdict, lost: u32, now: Instant) -> Verdict {
+    /// Classifies all losses of one overflow alike: `verdict` is on `lost` datagrams alone.
+    fn classify_overflow(&mut self, verdict: Verdict, lost: u32, now: Instant) -> Verdict {
         if now.duration_since(self.recent.since) >= OVERFLOW {
             self.recent = Recent {
                 since: now,
@@ -304,7 +304,7 @@ mod tests {
     /// Share of congestion among the verdicts for a sequence of datagrams: position, delay in
     /// microseconds, and whether it is lost.
     fn congestion(datagrams: impl Iterator<Item = (u8, u64, bool)>) -> f64 {
-        let mut judge = Judge::default();
+        let mut classifier = LossClassifier::default();
         let (mut missing, mut gaps, mut congested) = (0, 0, 0);
         for (n, (position, delay, lost)) in datagrams.enumerate() {
             // 10,000 in a second.
@@ -313,7 +313,7 @@ mod tests {
                 missing += 1;
                 continue;
             }
-            if let Some(verdict) = judge.datagram(position, delay, missing, now) {
+            if let Some(verdict) = classifier.datagram(position, delay, missing, now) {
                 gaps += 1;
                 congested += u32::from(verdict != Verdict::Random);
             }
@@ -393,30 +393,30 @@ mod tests {
 
     #[test]
     fn a_queue_that_was_seen_to_be_full_is_full_at_the_same_delay() {
-        let mut judge = Judge::default();
+        let mut classifier = LossClassifier::default();
         for n in 0..3000 {
             let delay = if n % 20 == 0 { 14_000 } else { 2_000 };
-            judge.datagram(0, delay, 0, at(n));
+            classifier.datagram(0, delay, 0, at(n));
         }
         assert_eq!(
-            judge.datagram(0, 10_000, 2, at(3000)),
+            classifier.datagram(0, 10_000, 2, at(3000)),
             Some(Verdict::Random)
         );
-        judge.datagram(0, 10_000, 40, at(3050));
-        (0..200).for_each(|_| assert_eq!(judge.datagram(0, 2_000, 0, at(3100)), None));
-        let later = judge.datagram(0, 10_000, 4, at(3100));
+        classifier.datagram(0, 10_000, 40, at(3050));
+        (0..200).for_each(|_| assert_eq!(classifier.datagram(0, 2_000, 0, at(3100)), None));
+        let later = classifier.datagram(0, 10_000, 4, at(3100));
         assert_eq!(later, Some(Verdict::Congestion));
     }
 
     #[test]
     fn losses_that_parity_cannot_restore_are_congestion_with_those_just_before() {
-        let mut judge = Judge::default();
+        let mut classifier = LossClassifier::default();
         // Delays above that of the full queue, as of a host that was busy.
         for n in 0..3000 {
             let delay = if n % 20 == 0 { 14_000 } else { 2_000 };
-            judge.datagram(0, delay, 0, at(n));
+            classifier.datagram(0, delay, 0, at(n));
         }
-        let mut missing = |missing, ms| judge.datagram(0, 10_000, missing, at(ms));
+        let mut missing = |missing, ms| classifier.datagram(0, 10_000, missing, at(ms));
         assert_eq!(missing(1, 3000), Some(Verdict::Random));
         assert_eq!(missing(7, 3030), Some(Verdict::Random));
         assert_eq!(missing(8, 3031), Some(Verdict::Random));
@@ -425,10 +425,10 @@ mod tests {
         assert_eq!(missing(0, 3034), None);
         (0..100).for_each(|_| assert_eq!(missing(0, 3035), None));
         assert_eq!(missing(1, 3036), Some(Verdict::Congestion));
-        judge.datagram(0, 2_000, 0, at(3060));
-        let later = judge.datagram(0, 2_000, 1, at(3060));
+        classifier.datagram(0, 2_000, 0, at(3060));
+        let later = classifier.datagram(0, 2_000, 1, at(3060));
         assert_eq!(later, Some(Verdict::Random));
-        assert_eq!(judge.low.lost, 2);
+        assert_eq!(classifier.low.lost, 2);
     }
 
     #[test]
