@@ -6,7 +6,7 @@
 
 use rustls::Connection;
 use seikan_proto::mesh::framing::{Frame, Framing};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -14,6 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub const MAX_UNSENT: usize = 256 << 10;
 /// Additional buffer for requests, which must get through even if datagrams are waiting.
 pub const RESERVE: usize = 16 << 10;
+/// Maximum number of bytes of one read: two records of TLS.
+const MAX_READ: usize = 32 << 10;
 /// Maximum number of buffered bytes that TLS may have encrypted.
 const MAX_SEALED: usize = 64 << 10;
 
@@ -29,6 +31,8 @@ pub struct Stream {
     received: Vec<u8>,
     /// Start of the frames that have not been taken.
     taken: usize,
+    /// The other end has closed TLS.
+    is_ended: bool,
 }
 
 impl Stream {
@@ -51,6 +55,7 @@ impl Stream {
             blocked: false,
             received: Vec::new(),
             taken: 0,
+            is_ended: false,
         })
     }
 
@@ -118,7 +123,7 @@ impl Stream {
         })
     }
 
-    /// Reads the available data once and processes all of it, since epoll does not report data
+    /// Reads once, at most 32 KiB, and processes all of it, since epoll does not report data
     /// buffered by TLS. Returns whether there was any. Call [`Self::flush`] afterwards, because TLS
     /// may have to answer.
     ///
@@ -135,37 +140,48 @@ impl Stream {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        let mut buffer = [0; 1 << 14];
-        let Some(tls) = &mut self.tls else {
-            let n = self.socket.read(&mut buffer)?;
-            if n == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            self.received.extend_from_slice(&buffer[..n]);
-            return Ok(());
+        let mut buffer = [0; MAX_READ];
+        let read = if self.is_ended {
+            0
+        } else {
+            self.socket.read(&mut buffer)?
         };
-        if tls.read_tls(&mut self.socket)? == 0 {
+        if read == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if let Err(error) = tls.process_new_packets() {
-            // Sends the alert, if the other end still receives.
-            let _ = tls.write_tls(&mut self.socket);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-        }
         let before = self.received.len();
-        loop {
-            let read = tls.reader().read(&mut buffer);
-            match read {
-                Ok(0) if self.received.len() == before => {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                // Data before the end is processed first.
-                Ok(0) => return Ok(()),
-                Ok(n) => self.received.extend_from_slice(&buffer[..n]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
+        let mut rest = buffer.get(..read).unwrap_or_default();
+        let Some(tls) = &mut self.tls else {
+            self.received.extend_from_slice(rest);
+            return Ok(());
+        };
+        // TLS takes some of it at a time.
+        while !rest.is_empty() && !self.is_ended {
+            tls.read_tls(&mut rest)?;
+            if let Err(error) = tls.process_new_packets() {
+                // Sends the alert, if the other end still receives.
+                let _ = tls.write_tls(&mut self.socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
+            let mut reader = tls.reader();
+            // Data before the end is processed first.
+            self.is_ended = loop {
+                match reader.fill_buf() {
+                    Ok([]) => break true,
+                    Ok(data) => {
+                        self.received.extend_from_slice(data);
+                        let taken = data.len();
+                        reader.consume(taken);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
+                    Err(error) => return Err(error),
+                }
+            };
         }
+        if self.is_ended && self.received.len() == before {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
     }
 
     /// The content of the next complete frame, to be removed by [`Self::take`].
