@@ -42,6 +42,7 @@ pub mod paths;
 pub mod peer;
 pub mod ping;
 pub mod protocol;
+pub mod proxied;
 pub mod rate_limiter;
 pub mod replay;
 pub mod rng;

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use crate::constants::MAX_CANDIDATES;
 use crate::native::check::Check;
+use crate::proxied;
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -85,8 +86,8 @@ pub enum CandidateKind {
     Signalled,
     /// The source address of an authenticated datagram.
     PeerReflexive,
-    /// The address of a relay, or a loopback address. No other host has a loopback address, so a
-    /// TURN client on this host must be forwarding there.
+    /// The address of a relay, a proxied address ([`proxied`]), or a loopback address. No other host
+    /// has a loopback address, so a program on this host must be forwarding there.
     Relayed,
 }
 
@@ -145,7 +146,8 @@ pub fn is_private(ip: IpAddr) -> bool {
 
 /// Whether this host forwards datagrams to this address ([`CandidateKind::Relayed`]).
 fn is_forwarder(address: SocketAddr) -> bool {
-    address.ip().to_canonical().is_loopback()
+    let ip = address.ip().to_canonical();
+    ip.is_loopback() || proxied::id(ip).is_some()
 }
 
 /// All candidate paths to one peer, except an endpoint that was configured or learned from the
@@ -692,7 +694,7 @@ impl Paths {
                 if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
                     candidate.state = CheckState::Silent;
                 }
-                self.ipv6_lost |= used.is_ipv6();
+                self.ipv6_lost |= used.is_ipv6() && !is_forwarder(used);
                 // Only once: the handshake that follows is repeated by its own timer.
                 if !std::mem::replace(&mut self.lost, true) {
                     self.tried_without_lost = false;

@@ -1,6 +1,6 @@
 //! Rate limits for handshakes under load: a token bucket per IPv4 address or IPv6 /64, with the
-//! constants of the kernel's `ratelimiter.c`. Addresses of this host have a bucket per port, since
-//! a TURN client on this host may forward for a different peer at each port.
+//! constants of the kernel's `ratelimiter.c`. Each proxied address has a bucket,
+//! and each port of this host, where a program may forward for another peer.
 //!
 //! Only sources that proved their address with mac2 get a bucket of a [`RateLimiter`], so forged
 //! addresses cannot fill the table. It is bounded as well, and new sources are refused when it is
@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::constants::*;
+use crate::proxied;
 use crate::time::Instant;
 
 /// Cost of one message: the time in which a bucket gains it.
@@ -28,6 +29,7 @@ enum Source {
     V4(u32),
     V6Slash64(u64),
     Here(u16),
+    Proxied(u64),
 }
 
 impl From<SocketAddr> for Source {
@@ -35,7 +37,10 @@ impl From<SocketAddr> for Source {
         match address.ip().to_canonical() {
             ip if ip.is_loopback() => Source::Here(address.port()),
             IpAddr::V4(address) => Source::V4(address.to_bits()),
-            IpAddr::V6(address) => Source::V6Slash64((address.to_bits() >> 64) as u64),
+            IpAddr::V6(address) => match proxied::id(address.into()) {
+                Some(id) => Source::Proxied(id),
+                None => Source::V6Slash64((address.to_bits() >> 64) as u64),
+            },
         }
     }
 }
@@ -297,6 +302,14 @@ mod tests {
         // All ports of another host are one source.
         let mut limiter = RateLimiter::default();
         assert_eq!(allowed(&mut limiter, HOST, START, 20), 5);
+    }
+
+    #[test]
+    fn each_proxied_address_has_its_own_bucket() {
+        let mut limiter = RateLimiter::default();
+        let mut allow = |id| limiter.allow(proxied::address(id, 3478), START);
+        let first = (0..20).filter(|_| allow(1)).count();
+        assert_eq!((first, allow(2)), (5, true));
     }
 
     #[test]

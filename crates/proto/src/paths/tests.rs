@@ -144,6 +144,19 @@ fn lost_ipv6_is_not_preferred_again_until_the_peer_moves() {
 }
 
 #[test]
+fn a_lost_proxied_path_does_not_count_as_lost_ipv6() {
+    let mut paths = both_families();
+    let proxied = crate::proxied::address(7, 7);
+    paths.sent(at(0));
+    let mut lost = false;
+    for ms in (0..=3000).step_by(500) {
+        lost |= due(&mut paths, proxied, at(ms)).contains(&Due::Lost);
+    }
+    assert!(lost);
+    assert!(!paths.ipv6_lost);
+}
+
+#[test]
 fn the_initiator_follows_to_proven_ipv6_only() {
     let mut paths = both_families();
     let round = checks(&mut paths, direct(1), at(0));
