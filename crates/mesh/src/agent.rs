@@ -19,6 +19,7 @@ use crate::names::{self, Found};
 use crate::relay::{Relays, Streams};
 use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
 use crate::state::{MeshState, Notifier};
+use crate::transport::Waker;
 use crate::trust::TrustStore;
 use crate::turn::TurnAllocations;
 use crate::web_proxy::WebProxies;
@@ -165,7 +166,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     };
     let wake_again = theirs.try_clone()?;
     let worker = Worker {
-        wake: theirs,
+        waker: Waker(Arc::new(theirs)),
         events: to_worker,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -4,6 +4,7 @@
 use ipnet::IpNet;
 use seikan_proto::mesh::MAX_ENDPOINTS;
 use seikan_proto::paths::is_private;
+use seikan_proto::proxied;
 use seikan_sys::netlink::{Address, Netlink, NetlinkError, RouteType};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -146,7 +147,8 @@ pub fn is_routable(ip: IpAddr) -> bool {
         // Without its scope it is meaningless to others.
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    !(ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local)
+    let is_proxied = proxied::id(ip).is_some();
+    !(ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local || is_proxied)
 }
 
 /// Whether a server of the mesh may have this address, `own` being the tunnel's port. Excluded are link-local
@@ -178,6 +180,11 @@ mod tests {
             temporary: false,
             deprecated: false,
         }
+    }
+
+    #[test]
+    fn no_member_has_a_proxied_address() {
+        assert!(!is_routable(proxied::address(7, 1).ip()));
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! Events between the agent and the worker, and the values in them.
 
 use crate::mapping::Mapping;
-use crate::proxy::Counters;
+use crate::transport::{Transport, Waker};
 use crate::trust::KeyConflicts;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Change;
 use seikan_proto::tunnel::Reachability;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -58,7 +56,7 @@ pub enum AgentEvent {
         key: PublicKey,
         /// Ports of relays that the member shares with this host, and its addresses at TURN servers.
         addresses: Vec<SocketAddr>,
-        /// Proxy sockets of this host that lead to it.
+        /// Proxied addresses that lead to it.
         proxies: Vec<SocketAddr>,
         /// The member is bound at one of them already: start punching.
         present: bool,
@@ -72,27 +70,8 @@ pub enum AgentEvent {
         /// How it answers, or why it does not.
         state: Result<RelayAnswer, String>,
     },
-    /// A proxy socket was opened or closed.
-    Proxy {
-        /// Its loopback address.
-        local: SocketAddr,
-        /// Its target; `None` if it was closed.
-        to: Option<ProxyTarget>,
-    },
-    /// State of a connection to a relay over TLS.
-    Stream {
-        /// Address of the relay.
-        address: String,
-        /// Totals of the connection; `None` if it was closed.
-        counters: Option<Box<Counters>>,
-    },
-    /// State of the allocation at a TURN server.
-    Turn {
-        /// Address of the server.
-        address: String,
-        /// The allocation; `None` if it has ended.
-        allocation: Option<Box<Allocation>>,
-    },
+    /// A new transport for the worker's loop.
+    Opened(Box<Transport>),
     /// The worker must publish its current port and key.
     Tick,
 }
@@ -139,36 +118,6 @@ pub struct RelayAnswer {
     pub by_tls: bool,
 }
 
-/// An allocation at a TURN server.
-#[derive(Clone, Debug)]
-pub struct Allocation {
-    /// The relayed address.
-    pub relayed: SocketAddr,
-    /// Transport to the server: UDP, TCP or TLS.
-    pub transport: &'static str,
-    /// Forwarded datagrams.
-    pub counters: Counters,
-}
-
-/// Target of a proxy socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProxyTarget {
-    /// A peer of an allocation at a TURN server.
-    Turn {
-        /// Address of the server.
-        server: String,
-        /// Address of the peer.
-        to: SocketAddr,
-    },
-    /// A port of a relay, over TLS; 0 is its main port.
-    Relay {
-        /// Address of the relay as configured.
-        relay: String,
-        /// IP address of the relay, unspecified if only a web proxy knows it, and the port.
-        to: SocketAddr,
-    },
-}
-
 /// Result of one STUN server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
@@ -184,7 +133,7 @@ pub struct View {
 
 /// Sender of events to the worker. After an error, the sending task ends.
 pub(crate) struct Worker {
-    pub wake: UnixStream,
+    pub waker: Waker,
     pub events: SyncSender<AgentEvent>,
 }
 
@@ -195,8 +144,7 @@ pub(crate) struct Gone;
 impl Worker {
     pub fn send(&self, event: AgentEvent) -> Result<(), Gone> {
         self.events.send(event).map_err(|_| Gone)?;
-        // If the socket pair is full, the loop wakes anyway.
-        let _ = (&self.wake).write(&[0]);
+        self.waker.wake();
         Ok(())
     }
 }

@@ -3,9 +3,8 @@
 //!
 //! Two relays serve a pair if there are as many, so that one can fail: both ends choose the same two
 //! ([`in_turn`]). A direct path has a head start before a relay is used at all, and UDP one before TLS
-//! ([`streams`]). A relay over TLS is reached through proxy sockets on this host.
+//! ([`streams`]). A relay over TLS is reached through a proxied transport.
 
-mod stream;
 mod streams;
 
 use crate::event::{AgentEvent, Gone, RelayAnswer};
@@ -116,7 +115,7 @@ struct Pair {
 struct Binding {
     /// The pair's port.
     port: u16,
-    /// Destination of the tunnel's datagrams: the relay's address, or a proxy socket.
+    /// Destination of the tunnel's datagrams: the relay's address, or a proxied one.
     at: SocketAddr,
     by_tls: bool,
 }

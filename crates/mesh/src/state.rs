@@ -1,9 +1,8 @@
 //! State of the mesh as the daemon knows it from the agent's events.
 
-use crate::event::{AgentEvent, Allocation, Contact, ProxyTarget, RelayAnswer, View, WorkerEvent};
+use crate::event::{AgentEvent, Contact, RelayAnswer, View, WorkerEvent};
 use crate::mapping::Mapping;
 use crate::names::Found;
-use crate::proxy::Counters;
 use crate::trust::KeyConflicts;
 use crate::web_proxy::WebProxies;
 use seikan_proto::keys::PublicKey;
@@ -23,7 +22,7 @@ const MAX_QUERIED: usize = 2048;
 const ANSWERS_ACCEPTED_FOR: Duration = Duration::from_secs(60);
 
 /// State of the mesh.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct MeshState {
     /// This host's public key in the mesh, also after a client of `wg`'s protocol has set another one.
     pub own_key: PublicKey,
@@ -53,12 +52,6 @@ pub struct MeshState {
     pub mapped: Option<Result<Mapping, String>>,
     /// Relays in use by address: how each answers, or why it does not.
     pub relays: BTreeMap<String, Result<RelayAnswer, String>>,
-    /// Counters of connections to relays over TLS, by relay.
-    pub streams: BTreeMap<String, Counters>,
-    /// Allocations at TURN servers, by server.
-    pub turn: BTreeMap<String, Allocation>,
-    /// Targets of the proxy sockets, by loopback address.
-    pub proxies: BTreeMap<SocketAddr, ProxyTarget>,
     /// How members are found by name.
     pub names: Found,
     /// The web proxy to coordinators and relays.
@@ -99,9 +92,6 @@ impl MeshState {
             views: Vec::new(),
             mapped: None,
             relays: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            turn: BTreeMap::new(),
-            proxies: BTreeMap::new(),
             names,
             web_proxies,
             queried: BTreeMap::new(),
@@ -159,22 +149,6 @@ impl MeshState {
                 }
                 self.relays.insert(address, state);
             }
-            AgentEvent::Proxy { local, to } => set(&mut self.proxies, local, to),
-            AgentEvent::Stream { address, counters } => {
-                set(
-                    &mut self.streams,
-                    address,
-                    counters.map(|counters| *counters),
-                );
-            }
-            AgentEvent::Turn {
-                address,
-                allocation,
-            } => set(
-                &mut self.turn,
-                address,
-                allocation.map(|allocation| *allocation),
-            ),
             AgentEvent::Tick => {}
             other => return Some(other),
         }
@@ -220,26 +194,7 @@ impl MeshState {
                     _ => {}
                 }
             }
-            AgentEvent::Turn {
-                address,
-                allocation,
-            } => match (allocation, self.turn.contains_key(address)) {
-                (Some(new), false) => info!(
-                    target: LOG, ?address, relayed = %new.relayed, transport = new.transport,
-                    "TURN server allocated an address"
-                ),
-                (None, true) => info!(target: LOG, ?address, "allocation at the TURN server ended"),
-                _ => {}
-            },
             _ => {}
         }
-    }
-}
-
-/// Inserts a value, or removes the entry without one.
-fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
-    match value {
-        Some(value) => drop(map.insert(key, value)),
-        None => drop(map.remove(&key)),
     }
 }

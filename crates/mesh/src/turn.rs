@@ -1,35 +1,37 @@
 //! Client of TURN servers (RFC 8656): while there are members without another path, it keeps an allocation at
-//! one or two servers, each in a thread of its own ([`allocation`]).
+//! one or two servers, each in the worker's loop ([`allocation`]).
 //!
 //! The relayed addresses are reported to the members as further relays. Members without another path get a
-//! permission for each of their addresses. Their datagrams reach the tunnel from a proxy socket on a loopback
-//! address, and the tunnel's answers go back by it. If this host cannot send UDP itself, it sends from its
-//! allocation to the other's relayed address.
-
-mod allocation;
-mod ended;
-mod link;
+//! permission for each of their addresses. Their datagrams reach the tunnel from a proxied address, and the tunnel's
+//! answers go back by it. If this host cannot send UDP itself, it sends from its allocation to the other's relayed
+//! address.
 
 use crate::client;
-use crate::endpoints::{is_routable, may_serve};
-use crate::event::{self, AgentEvent, Gone, ProxyTarget, RelayAnswer};
-use crate::forward::{Event, Handle, Over};
-use crate::proxy::Counters;
+use crate::endpoints::{any_port, is_routable, may_serve};
+use crate::event::{AgentEvent, Gone, RelayAnswer};
 use crate::resolve::{one_of_each, resolve};
 use crate::shared::{Pause, RelayEvent, Shared, Tunnel};
-use allocation::{MAX_PERMITTED, Wanted};
-use ended::Ended;
+use crate::state::LOG;
+use crate::transport::allocation::{self, At, By, MAX_PERMITTED};
+use crate::transport::link::Link;
+use crate::transport::{Ended, Handle, Wanted, now};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use link::{Target, Transport};
-use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::framing::Framing;
 use seikan_proto::mesh::{MAX_RELAYED, Relay, RelayKind, in_turn};
+use seikan_sys::udp::{UdpOptions, UdpSocket};
+use seikan_tls::Stream;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tracing::info;
 
 /// Number of servers with an allocation, so that one can fail.
 const SERVERS: usize = 2;
@@ -37,6 +39,8 @@ const SERVERS: usize = 2;
 const KEPT: Duration = Duration::from_secs(300);
 /// Lifetime of an allocation after which pauses start small again.
 const SETTLED: Duration = Duration::from_secs(60);
+/// Timeout of a TCP connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which unneeded allocations are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -55,9 +59,9 @@ pub(super) struct TurnAllocations<'a> {
 
 /// An allocation, or an attempt.
 struct ServerState {
-    handle: Handle<Wanted>,
+    handle: Handle,
     relayed: Option<SocketAddr>,
-    /// Proxy socket of each peer.
+    /// The tunnel's address for each peer.
     proxies: BTreeMap<SocketAddr, SocketAddr>,
 }
 
@@ -91,7 +95,7 @@ impl<'a> TurnAllocations<'a> {
         self.changed.notify_one();
     }
 
-    /// Returns a member's relayed addresses at TURN servers, and the proxy sockets that lead there.
+    /// Returns a member's relayed addresses at TURN servers, and the proxied addresses that lead there.
     pub(super) fn relayed_paths(&self, key: &PublicKey) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
         let addresses = self.relayed_of(key);
         let servers = self.servers.borrow();
@@ -157,7 +161,7 @@ impl<'a> TurnAllocations<'a> {
                 return Ok(name);
             };
             let (lasted, reason) = self.allocate(relay, &name).await?;
-            self.forget(&name)?;
+            self.forget(&name);
             if let Some(reason) = reason {
                 let (address, state) = (name.clone(), Err(reason));
                 self.shared.send(AgentEvent::Relay { address, state })?;
@@ -182,29 +186,18 @@ impl<'a> TurnAllocations<'a> {
             Ok(found) => found,
             Err(reason) => return Ok((None, Some(reason))),
         };
-        let transports: &[Transport] = match relay.kind {
-            RelayKind::Turns => &[Transport::Tls],
-            _ => &[Transport::Udp, Transport::Tcp],
+        let transports: &[By] = match relay.kind {
+            RelayKind::Turns => &[By::Tls],
+            _ => &[By::Udp, By::Tcp],
         };
-        for transport in transports {
-            for server in &found {
-                let tls = match self.tls() {
-                    Ok(tls) => tls,
-                    Err(error) => return Ok((None, Some(error))),
-                };
-                let target = Target {
-                    server: *server,
-                    transport: *transport,
-                    host: relay.address.host().to_owned(),
-                    tls,
-                    ticket: relay.ticket.clone(),
-                    fwmark: self.shared.tunnel.fwmark,
-                };
-                let (lasted, ended) = self.live(target, name).await?;
+        for by in transports {
+            for server in found.iter().copied() {
+                let at = At { server, by: *by };
+                let (lasted, ended) = self.live(relay, at, name).await?;
                 match ended {
-                    Ended::Over(Over::Unwanted) => return Ok((lasted, None)),
-                    ended if lasted.is_some() => return Ok((lasted, Some(ended.to_string()))),
-                    ended => reason = ended.to_string(),
+                    None => return Ok((lasted, None)),
+                    ended if lasted.is_some() => return Ok((lasted, ended)),
+                    Some(ended) => reason = ended,
                 }
             }
         }
@@ -221,17 +214,56 @@ impl<'a> TurnAllocations<'a> {
         Ok(known.insert(Arc::new(tls)).clone())
     }
 
-    /// Runs one thread. Returns how long there was an allocation, and why there is none now.
-    async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
-        let started_at = Instant::now();
-        let transport = target.transport;
-        let (handle, mut events) = match allocation::start(target, self.shared.tunnel.port.clone())
-        {
-            Ok(started) => started,
-            Err(error) => return Ok((None, Over::System(error).into())),
+    /// Opens a link to a server.
+    async fn link(&self, host: &str, at: At) -> Result<Link, Ended> {
+        let At { server, by } = at;
+        let unconnected = |source| Ended::Unconnected { by, source };
+        let tls = match by {
+            By::Udp => {
+                let options = UdpOptions {
+                    fwmark: self.shared.tunnel.fwmark,
+                    ..UdpOptions::default()
+                };
+                let socket = UdpSocket::bind(any_port(server), &options)?;
+                return Ok(Link::Udp { socket, server });
+            }
+            By::Tcp => None,
+            By::Tls => {
+                let config = self.tls().map_err(io::Error::other).map_err(unconnected)?;
+                let name = ServerName::try_from(host.to_owned());
+                let name = name.map_err(|_| Ended::Name(host.to_owned()))?;
+                let connection = ClientConnection::new(config, name);
+                Some(connection.map_err(|error| unconnected(io::Error::other(error)))?)
+            }
         };
+        let connected = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(server)).await;
+        connected
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .and_then(TcpStream::into_std)
+            .and_then(|socket| Stream::new(socket, tls.map(Into::into), Framing::Turn))
+            .map(Link::Stream)
+            .map_err(unconnected)
+    }
+
+    /// Keeps one transport. Returns how long there was an allocation, and why there is none now, unless it is no longer
+    /// needed.
+    async fn live(
+        &self,
+        relay: &Relay,
+        at: At,
+        name: &str,
+    ) -> Result<(Option<Duration>, Option<String>), Gone> {
+        let started_at = Instant::now();
+        let link = match self.link(relay.address.host(), at).await {
+            Ok(link) => link,
+            Err(ended) => return Ok((None, Some(ended.to_string()))),
+        };
+        let waker = self.shared.worker.waker.clone();
+        let opened = allocation::open(name.to_owned(), link, at, &relay.ticket, now(), waker);
+        let mut state = opened.state;
+        self.shared.send(AgentEvent::Opened(opened.transport))?;
         let server = ServerState {
-            handle,
+            handle: opened.handle,
             relayed: None,
             proxies: BTreeMap::new(),
         };
@@ -241,89 +273,57 @@ impl<'a> TurnAllocations<'a> {
         let lasted = |there: Option<Instant>| there.map(|since| since.elapsed());
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
-            let event = tokio::select! {
-                event = events.recv() => event,
+            tokio::select! {
+                changed = state.changed() => changed.map_err(|_| Gone)?,
                 _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
-                        return Ok((lasted(there), Over::Unwanted.into()));
+                        return Ok((lasted(there), None));
                     }
                     continue;
                 }
-            };
-            match event {
-                Some(Event::Serves(relayed)) => {
-                    there = Some(Instant::now());
-                    self.with(name, |server| server.relayed = Some(relayed));
-                    self.publish();
-                    let state = Ok(RelayAnswer {
-                        rtt: started_at.elapsed(),
-                        by_tls: false,
-                    });
-                    let address = name.to_owned();
-                    self.shared.send(AgentEvent::Relay { address, state })?;
-                    self.send_state(name, transport, Box::default())?;
+            }
+            let now = state.borrow_and_update().clone();
+            if let Some(relayed) = now.serves.filter(|_| there.is_none()) {
+                there = Some(Instant::now());
+                let transport = at.by.name();
+                info!(
+                    target: LOG, address = ?name, %relayed, transport, "TURN server allocated an address"
+                );
+                self.with(name, |server| server.relayed = Some(relayed));
+                self.publish();
+                let state = Ok(RelayAnswer {
+                    rtt: started_at.elapsed(),
+                    by_tls: false,
+                });
+                let address = name.to_owned();
+                self.shared.send(AgentEvent::Relay { address, state })?;
+            }
+            let before = self.with(name, |server| {
+                std::mem::replace(&mut server.proxies, now.peers.clone())
+            });
+            let before = before.unwrap_or_default();
+            for (peer, local) in &now.peers {
+                if before.get(peer) != Some(local) {
+                    self.nudge(*peer);
                 }
-                Some(Event::ProxyOpened { peer, local }) => {
-                    self.with(name, |server| server.proxies.insert(peer, local));
-                    let server = name.to_owned();
-                    let to = Some(ProxyTarget::Turn { server, to: peer });
-                    self.shared.send(AgentEvent::Proxy { local, to })?;
-                    self.nudge(peer);
-                }
-                Some(Event::ProxyClosed { peer, local }) => {
-                    self.with(name, |server| server.proxies.remove(&peer));
-                    self.shared.send(AgentEvent::Proxy { local, to: None })?;
-                }
-                Some(Event::Counted(counters)) => self.send_state(name, transport, counters)?,
-                Some(Event::Ended(ended)) => return Ok((lasted(there), ended)),
-                // The thread reports the reason, unless it panicked.
-                None => return Ok((lasted(there), Ended::Failed)),
+            }
+            if let Some(ended) = now.ended {
+                return Ok((lasted(there), Some(ended)));
             }
         }
     }
 
-    fn with<T>(&self, name: &str, change: impl FnOnce(&mut ServerState) -> T) {
-        if let Some(server) = self.servers.borrow_mut().get_mut(name) {
-            change(server);
-        }
+    fn with<T>(&self, name: &str, change: impl FnOnce(&mut ServerState) -> T) -> Option<T> {
+        self.servers.borrow_mut().get_mut(name).map(change)
     }
 
-    /// Handles the end of an allocation: its relayed address and proxy sockets are withdrawn.
-    fn forget(&self, name: &str) -> Result<(), Gone> {
+    /// Handles the end of an allocation: its relayed address is withdrawn.
+    fn forget(&self, name: &str) {
         let server = self.servers.borrow_mut().remove(name);
-        for local in server.iter().flat_map(|server| server.proxies.values()) {
-            let (local, to) = (*local, None);
-            self.shared.send(AgentEvent::Proxy { local, to })?;
+        if server.is_some_and(|server| server.relayed.is_some()) {
+            info!(target: LOG, address = ?name, "allocation at the TURN server ended");
         }
-        let address = name.to_owned();
-        self.shared.send(AgentEvent::Turn {
-            address,
-            allocation: None,
-        })?;
         self.publish();
-        Ok(())
-    }
-
-    /// Reports an allocation and its counters to the worker.
-    fn send_state(
-        &self,
-        name: &str,
-        transport: Transport,
-        counters: Box<Counters>,
-    ) -> Result<(), Gone> {
-        let servers = self.servers.borrow();
-        let relayed = servers.get(name).and_then(|server| server.relayed);
-        let allocation = relayed.map(|relayed| {
-            Box::new(event::Allocation {
-                relayed,
-                transport: transport.name(),
-                counters: *counters,
-            })
-        });
-        self.shared.send(AgentEvent::Turn {
-            address: name.to_owned(),
-            allocation,
-        })
     }
 
     /// Has the relayed addresses reported to the coordinator.
@@ -339,7 +339,7 @@ impl<'a> TurnAllocations<'a> {
         }
     }
 
-    /// Tells the task of relays that a new proxy socket leads to a member.
+    /// Tells the task of relays that a new proxied address leads to a member.
     fn nudge(&self, peer: SocketAddr) {
         for key in self.needed.borrow().iter() {
             if self.relayed_of(key).contains(&peer) {
@@ -361,7 +361,7 @@ impl<'a> TurnAllocations<'a> {
             let all = endpoints.into_iter().flatten().chain(&relayed);
             let all = all.map(|at| at.ip().to_canonical());
             wanted.permitted.extend(all.filter(|ip| is_routable(*ip)));
-            wanted.proxies.extend(relayed);
+            wanted.peers.extend(relayed);
         }
         while wanted.permitted.len() > MAX_PERMITTED {
             wanted.permitted.pop_last();

@@ -155,6 +155,7 @@ impl<'a> Mesh<'a> {
     pub fn end(self, node: &mut Node) {
         // The agent's channels are closed, which ends its tasks.
         node.mesh = None;
+        node.transports.end(now().mono);
         self.agent.stop();
     }
 
@@ -164,15 +165,16 @@ impl<'a> Mesh<'a> {
     }
 
     /// Handles the agent's events, a bounded number at a time.
-    fn handle_events(&mut self, node: &mut Node) {
+    fn handle_events(&mut self, epoll: &Epoll, node: &mut Node) {
         self.agent.clear_wakeups();
+        node.transports.woken();
         if let Some(mesh) = &node.mesh {
             self.agent.publish(node.sockets.port(), mesh.own_key);
         }
         while self.pending.len() < CHANGES_AT_A_TIME {
             let Some(mesh) = &mut node.mesh else { return };
             match self.agent.next_event() {
-                Ok(event) => self.handle(event, node),
+                Ok(event) => self.handle(event, epoll, node),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     mesh.contact = Contact::Lost("the mesh agent has ended".to_owned());
@@ -206,7 +208,7 @@ impl<'a> Mesh<'a> {
         }
     }
 
-    fn handle(&mut self, event: AgentEvent, node: &mut Node) {
+    fn handle(&mut self, event: AgentEvent, epoll: &Epoll, node: &mut Node) {
         let Some(mesh) = &mut node.mesh else { return };
         match &event {
             AgentEvent::KeyConflicts(conflicts) => self.log.warn_of(conflicts),
@@ -224,12 +226,13 @@ impl<'a> Mesh<'a> {
             // A source of servers' names cannot direct datagrams to arbitrary addresses; the agent gets no
             // answer and tries another server.
             Some(AgentEvent::Send { bytes, to })
-                if mesh.proxies.contains_key(&to)
+                if node.transports.target(to).is_some()
                     || self.rules.may_serve(to, node.sockets.port()) =>
             {
                 mesh.note_queried(to);
                 node.send_from_port(&bytes, to);
             }
+            Some(AgentEvent::Opened(transport)) => node.transports.add(*transport, epoll),
             Some(AgentEvent::CallRequests(keys)) => punch_towards(node, &keys),
             Some(AgentEvent::Relays {
                 key,
@@ -238,7 +241,7 @@ impl<'a> Mesh<'a> {
                 present,
             }) => {
                 let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
-                // Proxy sockets are on this host.
+                // Proxied addresses are those of transports.
                 let all: Vec<_> = usable.chain(proxies).collect();
                 take_relays(node, &key, &all, present);
             }
@@ -297,8 +300,8 @@ impl Service for Mesh<'_> {
         epoll.add(&self.agent, TOKEN, Interest::Read)
     }
 
-    fn ready(&mut self, _: u64, _: &Epoll, node: &mut Node) -> ControlFlow {
-        self.handle_events(node);
+    fn ready(&mut self, _: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
+        self.handle_events(epoll, node);
         ControlFlow::Continue
     }
 }

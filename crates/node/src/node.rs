@@ -9,6 +9,7 @@ use crate::userspace::Stack;
 use seikan_config::{CipherPreference, Config, Host, Mode};
 use seikan_mesh::state::MeshState;
 use seikan_mesh::stun;
+use seikan_mesh::transport::Transports;
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
@@ -115,6 +116,8 @@ pub struct Node {
     pub gateway: Option<GatewayNode>,
     /// The mesh, if this host is a member of one.
     pub mesh: Option<MeshState>,
+    /// Relays over TLS and TURN servers that a member uses.
+    pub transports: Transports,
     /// The TCP/IP stack in this process, if there is no interface.
     pub stack: Option<Stack>,
     /// Restorations of settings that another program removed.
@@ -205,6 +208,7 @@ impl Node {
             started: now.mono,
             gateway: None,
             mesh: None,
+            transports: Transports::default(),
             stack: None,
             restorations: Restorations::default(),
             former: FormerSessions::default(),

@@ -105,7 +105,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
             let tun = node.tun.index();
             let others = all.into_iter().flatten().filter(|a| Some(a.index) != tun);
             let usable = others.map(|a| a.net.addr()).filter(|ip| is_routable(*ip));
-            mesh::mesh(mesh, &usable.collect::<Vec<_>>())
+            mesh::mesh(mesh, &node.transports, &usable.collect::<Vec<_>>())
         }),
         userspace: node.stack.as_ref().map(userspace::userspace),
         peers: Vec::new(),

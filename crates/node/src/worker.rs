@@ -6,6 +6,7 @@
 
 mod gateway;
 mod punch;
+mod transports;
 
 use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
@@ -14,10 +15,12 @@ use crate::sockets::punch::FIRST_TOKEN;
 use crate::system::now;
 use seikan_mesh::event::WorkerEvent;
 use seikan_mesh::stun;
+use seikan_mesh::transport::Transports;
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::mode::Mode;
 use seikan_proto::outbox::Run;
+use seikan_proto::proxied;
 use seikan_proto::segment::SuperPacket;
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
@@ -129,6 +132,7 @@ pub fn run(
                 node.gateway_wakeup(),
                 punch,
                 node.floods.wakeup(),
+                node.transports.wakeup(),
             ];
             let next = wakeups.into_iter().flatten().min();
             next.map(|at| at.duration_since(now().mono))
@@ -149,6 +153,7 @@ pub fn run(
                     gone = event.failed && !event.readable;
                 }
                 token if token >= FIRST_TOKEN => punch_ready.push(token),
+                token if Transports::owns(token) => node.transports.ready(token),
                 token => served.push(token),
             }
         }
@@ -159,6 +164,7 @@ pub fn run(
         for token in &punch_ready {
             read |= node.receive_from(*token, &mut buffers);
         }
+        read |= node.receive_proxied(&mut buffers);
         if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
@@ -170,6 +176,7 @@ pub fn run(
         }
         node.poll_timers(&mut buffers);
         node.poll_punches(&epoll);
+        node.transports.poll(now().mono);
         node.report_unanswered();
         node.poll_gateway();
         for token in served.drain(..) {
@@ -236,16 +243,22 @@ impl Node {
         if let Some(punched_receive) = punched_receive {
             self.on_punched_receive(&punched_receive);
         }
-        let delivers = !self.inbox.writes().is_empty();
-        self.deliver(arena);
-        self.transmit();
-        self.release(arena);
-        self.send_made();
+        let delivers = self.finish_receive(arena);
         buffers.receive.set_limit(if merged {
             RECEIVE_BUFFERS_MERGED
         } else {
             RECEIVE_BUFFERS
         });
+        delivers
+    }
+
+    /// Delivers packets that were received, and sends answers; returns whether there were packets.
+    fn finish_receive(&mut self, arena: &mut [u8]) -> bool {
+        let delivers = !self.inbox.writes().is_empty();
+        self.deliver(arena);
+        self.transmit();
+        self.release(arena);
+        self.send_made();
         delivers
     }
 
@@ -287,7 +300,12 @@ impl Node {
     }
 
     /// Sends a datagram of the mesh's agent from the tunnel's socket. The agent repeats a lost one.
-    pub(crate) fn send_from_port(&self, bytes: &[u8], to: SocketAddr) {
+    pub(crate) fn send_from_port(&mut self, bytes: &[u8], to: SocketAddr) {
+        if proxied::id(to.ip()).is_some() {
+            let now = now().mono;
+            let _ = self.transports.send(now, to, bytes, bytes.len());
+            return;
+        }
         let socket = match to {
             SocketAddr::V4(_) => &self.sockets.v4,
             SocketAddr::V6(_) => &self.sockets.v6,
@@ -389,9 +407,14 @@ impl Node {
     /// Sends everything in the outbox.
     pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
-            let result = match self.sockets.towards(run.destination.address, run.peer) {
-                Some(socket) => send(socket, run, self.outbox.bytes(run)),
-                None => Err(DropReason::SendRefused),
+            let (to, bytes) = (run.destination.address, self.outbox.bytes(run));
+            let result = if proxied::id(to.ip()).is_some() {
+                let size = run.segment_size;
+                self.transports.send(now().mono, to, bytes, size)
+            } else if let Some(socket) = self.sockets.towards(to, run.peer) {
+                send(socket, run, bytes)
+            } else {
+                Err(DropReason::SendRefused)
             };
             self.batches.datagrams_per_send.record(run.segments as u64);
             self.tunnel.sent(run, result);

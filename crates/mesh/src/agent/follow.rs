@@ -220,6 +220,7 @@ mod tests {
     use crate::names;
     use crate::random::SystemRandom;
     use crate::shared::{OwnKey, Tunnel};
+    use crate::transport::Waker;
     use crate::web_proxy::WebProxies;
     use seikan_config::{MeshSettings, Trust};
     use seikan_proto::keys::PublicKey;
@@ -342,7 +343,8 @@ mod tests {
         let (wake, _awake) = UnixStream::pair().expect("a pair");
         let (events, _received) = sync_channel(1000);
         let (relay_events, _for_relays) = mpsc::channel(1);
-        let worker = Worker { wake, events };
+        let waker = Waker(Arc::new(wake));
+        let worker = Worker { waker, events };
         let shared = Shared::new(worker, agent.tunnel.clone(), relay_events);
         let MeshSettings {
             coordinator,

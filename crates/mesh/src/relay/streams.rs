@@ -1,14 +1,12 @@
-//! Connections to relays over TLS, for a host that gets no answer over UDP: one for each relay in use, in a
-//! thread of its own ([`stream`]), while a proxy socket of it is requested.
+//! Connections to relays over TLS, for a host that gets no answer over UDP: one for each relay in use, in the worker's
+//! loop ([`stream`]), while a port of it is requested.
 
-use super::stream::{self, Connection, Ended};
 use crate::client;
 use crate::endpoints::{is_own, is_routable};
-use crate::event::{AgentEvent, Gone, ProxyTarget};
-use crate::forward::{Ends, Event, Events, Handle, Over};
-use crate::proxy::Counters;
+use crate::event::{AgentEvent, Gone};
 use crate::resolve::{one_of_each, resolve};
 use crate::shared::Shared;
+use crate::transport::{Handle, Opened, State, Wanted, stream};
 use crate::web_proxy::{self, WebProxies};
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -17,9 +15,11 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
+use seikan_proto::mesh::framing::Framing;
 use seikan_proto::mesh::{Pin, Relay, RelayTls};
+use seikan_tls::Stream;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
@@ -27,15 +27,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-/// Timeout of a proxy socket, including name resolution and connection; a web proxy has its own in addition.
-const PROXY_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of a connection, including name resolution; a web proxy has its own in addition.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// Head start of the first of two addresses (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 /// Timeout of a TCP connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(4);
-/// Time after the last request for which a proxy socket is kept; those in use are requested every 20 s.
+/// Time after the last request for which a port is kept; those in use are requested every 20 s.
 const KEPT: Duration = Duration::from_secs(60);
 /// Interval at which expired ones are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -56,9 +56,12 @@ struct RelayConnection {
     name: String,
     host: String,
     tls: RelayTls,
-    handle: RefCell<Option<Handle<BTreeSet<u16>>>>,
-    /// Ports that need a proxy socket, with the time of the last request.
+    handle: RefCell<Option<Handle>>,
+    /// The relay's IP address, unspecified if only a web proxy knows it.
+    relay: Cell<IpAddr>,
+    /// Required ports, with the time of the last request.
     wanted: RefCell<BTreeMap<u16, Instant>>,
+    /// The tunnel's addresses for them.
     proxies: RefCell<BTreeMap<u16, SocketAddr>>,
     ended: RefCell<Option<String>>,
     dropped: Cell<bool>,
@@ -91,7 +94,14 @@ impl RelayConnection {
 
     fn apply(&self) {
         if let Some(handle) = &*self.handle.borrow() {
-            handle.set(self.wanted.borrow().keys().copied().collect());
+            let wanted = self.wanted.borrow();
+            let ports = wanted.keys();
+            handle.set(Wanted {
+                peers: ports
+                    .map(|port| SocketAddr::new(self.relay.get(), *port))
+                    .collect(),
+                ..Wanted::default()
+            });
         }
     }
 
@@ -113,7 +123,7 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// Returns the proxy socket for a port of a relay over TLS, 0 being its main port; or why there is none, as
+    /// Returns the tunnel's address for a port of a relay over TLS, 0 being its main port; or why there is none, as
     /// a text for the user.
     pub(super) async fn proxy(
         &self,
@@ -138,9 +148,9 @@ impl<'a> Streams<'a> {
         };
         let is_through = |server| self.web_proxies.of(&server).is_some();
         let within = if connection.server().is_ok_and(is_through) {
-            PROXY_WITHIN + web_proxy::THROUGH_WITHIN
+            CONNECTED_WITHIN + web_proxy::THROUGH_WITHIN
         } else {
-            PROXY_WITHIN
+            CONNECTED_WITHIN
         };
         match tokio::time::timeout(within, there).await {
             Ok(there) => there,
@@ -148,12 +158,12 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// Marks the connection of this proxy socket as failed, since the relay does not answer over it; the next
+    /// Marks the connection of this address as failed, since the relay does not answer over it; the next
     /// request creates another one. Returns the reason, as a text for the user.
     pub(super) fn give_up(&self, relay: &Relay, proxy: SocketAddr) -> String {
         let name = relay.address.to_string();
         let mut all = self.connections.borrow_mut();
-        // Another connection may have replaced it. One that has ended has no proxy sockets, and knows its
+        // Another connection may have replaced it. One that has ended has no addresses, and knows its
         // reason.
         let over = |connection: &Rc<RelayConnection>| {
             connection.has(proxy) || connection.ended.borrow().is_some()
@@ -170,7 +180,7 @@ impl<'a> Streams<'a> {
         why.unwrap_or_else(|| "no answer".to_owned())
     }
 
-    /// Whether datagrams to this proxy socket are forwarded.
+    /// Whether datagrams to this address are forwarded.
     pub(super) fn has(&self, proxy: SocketAddr) -> bool {
         self.connections
             .borrow()
@@ -194,6 +204,7 @@ impl<'a> Streams<'a> {
             host: relay.address.host().to_owned(),
             tls,
             handle: RefCell::default(),
+            relay: Cell::new(Ipv4Addr::UNSPECIFIED.into()),
             wanted: RefCell::default(),
             proxies: RefCell::default(),
             ended: RefCell::default(),
@@ -223,31 +234,22 @@ impl<'a> Streams<'a> {
     /// Runs one connection from its beginning to its end.
     async fn live(&self, connection: Rc<RelayConnection>) -> Result<(), Gone> {
         match self.start(&connection).await {
-            Ok((handle, events)) => {
-                connection.handle.replace(Some(handle));
+            Ok(opened) => {
+                self.shared.send(AgentEvent::Opened(opened.transport))?;
+                connection.handle.replace(Some(opened.handle));
                 connection.apply();
-                let ended = self.listen(&connection, events).await?;
-                connection.end(ended.to_string());
+                let reason = self.follow(&connection, opened.state).await?;
+                connection.end(reason);
             }
             Err(reason) => connection.end(reason),
         }
         connection.handle.replace(None);
-        for local in connection.proxies.take().into_values() {
-            self.shared.send(AgentEvent::Proxy { local, to: None })?;
-        }
-        // If another connection has replaced it, that one reports the state.
-        let current = self.connections.borrow().get(&connection.name).cloned();
-        if current.is_none_or(|now| Rc::ptr_eq(&now, &connection)) {
-            self.shared.send(AgentEvent::Stream {
-                address: connection.name.clone(),
-                counters: None,
-            })?;
-        }
+        connection.proxies.take();
         Ok(())
     }
 
-    /// Connects, and starts a thread on the connection.
-    async fn start(&self, connection: &RelayConnection) -> Result<Ends<Connection>, String> {
+    /// Connects, and opens a transport on the connection.
+    async fn start(&self, connection: &RelayConnection) -> Result<Opened, String> {
         let text = |error: io::Error| error.to_string();
         let config = self.config(connection.tls.pin)?;
         let name = ServerName::try_from(connection.host.clone());
@@ -255,8 +257,11 @@ impl<'a> Streams<'a> {
             name.map_err(|_| format!("{} is neither a name nor an address", connection.host))?;
         let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
         let (socket, relay) = self.open(connection).await?;
+        connection.relay.set(relay);
         let socket = socket.into_std().map_err(text)?;
-        stream::start(socket, relay, tls, self.shared.tunnel.port.clone()).map_err(text)
+        let stream = Stream::new(socket, Some(tls.into()), Framing::Relay).map_err(text)?;
+        let waker = self.shared.worker.waker.clone();
+        Ok(stream::open(connection.name.clone(), stream, relay, waker))
     }
 
     /// Opens the TCP connection, through a web proxy if there is one for the relay. Returns the relay's address as
@@ -316,63 +321,39 @@ impl<'a> Streams<'a> {
         Ok(config)
     }
 
-    /// Reports a connection and its counters to the worker.
-    fn send_state(&self, address: String, counters: Box<Counters>) -> Result<(), Gone> {
-        let counters = Some(counters);
-        self.shared.send(AgentEvent::Stream { address, counters })
-    }
-
-    /// Handles the events of a thread until it ends or is no longer needed.
-    async fn listen(
+    /// Follows a transport until it ends or is no longer needed; returns why.
+    async fn follow(
         &self,
         connection: &RelayConnection,
-        mut events: Events<Connection>,
-    ) -> Result<Ended, Gone> {
-        let name = || connection.name.clone();
+        mut state: watch::Receiver<State>,
+    ) -> Result<String, Gone> {
         let mut look = tokio::time::interval(LOOK_EVERY);
-        let mut serves = false;
+        let unwanted = || Ok("it is not needed".to_owned());
         loop {
             if connection.dropped.get() {
-                return Ok(Over::Unwanted.into());
+                return unwanted();
             }
-            let event = tokio::select! {
-                event = events.recv() => event,
+            tokio::select! {
+                changed = state.changed() => changed.map_err(|_| Gone)?,
                 () = connection.changed.notified() => continue,
                 _ = look.tick() => {
                     let over = |requested_at: &Instant| requested_at.elapsed() >= KEPT;
                     connection.wanted.borrow_mut().retain(|_, requested_at| !over(requested_at));
                     if connection.wanted.borrow().is_empty() {
-                        return Ok(Over::Unwanted.into());
+                        return unwanted();
                     }
                     connection.apply();
                     continue;
                 }
-            };
-            match event {
-                Some(Event::ProxyOpened { peer: to, local }) => {
-                    connection.proxies.borrow_mut().insert(to.port(), local);
-                    let to = Some(ProxyTarget::Relay { relay: name(), to });
-                    self.shared.send(AgentEvent::Proxy { local, to })?;
-                    connection.changed.notify_waiters();
-                }
-                Some(Event::ProxyClosed { peer, local }) => {
-                    connection.proxies.borrow_mut().remove(&peer.port());
-                    self.shared.send(AgentEvent::Proxy { local, to: None })?;
-                }
-                Some(Event::Serves(())) => {
-                    serves = true;
-                    self.send_state(name(), Box::default())?;
-                }
-                // A relay that has not answered yet is not shown as connected.
-                Some(Event::Counted(counters)) => {
-                    if serves {
-                        self.send_state(name(), counters)?;
-                    }
-                }
-                Some(Event::Ended(ended)) => return Ok(ended),
-                // The thread reports the reason, unless it panicked.
-                None => return Ok(Ended::NoAnswer),
             }
+            let state = state.borrow_and_update().clone();
+            if let Some(reason) = state.ended {
+                return Ok(reason);
+            }
+            let peers = state.peers.into_iter();
+            let proxies = peers.map(|(to, local)| (to.port(), local));
+            connection.proxies.replace(proxies.collect());
+            connection.changed.notify_waiters();
         }
     }
 }

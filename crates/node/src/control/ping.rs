@@ -3,9 +3,8 @@
 use crate::node::Node;
 use crate::subject::{Record, Subject};
 use crate::system::now;
-use seikan_mesh::event::ProxyTarget;
 use seikan_mesh::names::DOMAIN;
-use seikan_mesh::state::MeshState;
+use seikan_mesh::transport::ProxyTarget;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Name;
@@ -125,11 +124,10 @@ impl Pinging {
             rtt_us: rtt.map(|rtt| rtt.as_micros().try_into().unwrap_or(u64::MAX)),
             path: to.map(|address| {
                 let relayed = peer.paths.is_relay(address);
-                let mesh = node.mesh.as_ref().filter(|_| relayed);
                 Path {
                     address,
                     relayed,
-                    relay: mesh.and_then(|mesh| relay_at(mesh, address)),
+                    relay: relayed.then(|| relay_at(node, address)).flatten(),
                 }
             }),
             silence,
@@ -139,8 +137,9 @@ impl Pinging {
 
 /// Returns the name of the relay that has an address. The port of a pair is at the same IP address as the main
 /// port.
-fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
-    match mesh.proxies.get(&address) {
+fn relay_at(node: &Node, address: SocketAddr) -> Option<String> {
+    let mesh = node.mesh.as_ref()?;
+    match node.transports.target(address) {
         Some(ProxyTarget::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
         Some(ProxyTarget::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
         None => {}

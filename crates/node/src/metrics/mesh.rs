@@ -5,8 +5,8 @@ use super::gateway::lan;
 use crate::subject::Subject;
 use prometheus_client::metrics::MetricType::{Counter, Gauge};
 use seikan_mesh::event::Contact;
-use seikan_mesh::proxy::Counters;
 use seikan_mesh::state::MeshState;
+use seikan_mesh::transport::Counters;
 
 /// All families of a member, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
@@ -68,14 +68,10 @@ fn mesh(s: &Subject<'_>, visit: impl FnOnce(&MeshState)) {
 
 /// Calls `visit` for every server that forwards datagrams, with its labels.
 fn servers(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Counters)) {
-    mesh(s, |mesh| {
-        let turn = mesh.turn.iter();
-        let turn = turn.map(|(server, allocation)| ("turn", server, &allocation.counters));
-        let tls = mesh.streams.iter();
-        let tls = tls.map(|(server, counters)| ("tls", server, counters));
-        for (by, server, counters) in turn.chain(tls) {
-            let labels = [("by", by.into()), ("server", server.clone())];
-            visit(&labels, counters);
-        }
-    });
+    let transports = s.node.transports.iter();
+    for one in transports.filter(|one| one.serves().is_some()) {
+        let by = one.turn().map_or("tls", |_| "turn");
+        let labels = [("by", by.into()), ("server", one.name().to_owned())];
+        visit(&labels, &one.counters());
+    }
 }

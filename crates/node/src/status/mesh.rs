@@ -6,8 +6,8 @@ use seikan_mesh::event::{Contact, RelayAnswer};
 use seikan_mesh::mapping::Mapping;
 use seikan_mesh::names::Found;
 use seikan_mesh::nat::{self, Nat, Sight};
-use seikan_mesh::proxy::Counters;
 use seikan_mesh::state::MeshState;
+use seikan_mesh::transport::{Transport, Transports};
 use seikan_mesh::trust::Changed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -152,7 +152,14 @@ pub enum RelayStatus {
     Refuses(String),
 }
 
-fn stream(counters: &Counters) -> StreamStatus {
+/// Returns the connections to relays over TLS that answer.
+fn streams(transports: &Transports) -> impl Iterator<Item = &Transport> {
+    let answering = transports.iter().filter(|one| one.serves().is_some());
+    answering.filter(|one| one.turn().is_none())
+}
+
+fn forwarded(transport: &Transport) -> StreamStatus {
+    let counters = transport.counters();
     StreamStatus {
         received: counters.received,
         sent: counters.sent,
@@ -161,10 +168,10 @@ fn stream(counters: &Counters) -> StreamStatus {
 }
 
 /// Returns the web proxy of the coordinator and of the connections to relays.
-fn web_proxy(mesh: &MeshState) -> Option<WebProxyStatus> {
+fn web_proxy(mesh: &MeshState, transports: &Transports) -> Option<WebProxyStatus> {
     let coordinator = (mesh.coordinator.clone(), mesh.coordinator.clone());
-    let relays = mesh.streams.keys();
-    let relays = relays.map(|address| (address.clone(), format!("https://{address}")));
+    let relays = streams(transports).map(Transport::name);
+    let relays = relays.map(|address| (address.to_owned(), format!("https://{address}")));
     let mut found: Option<WebProxyStatus> = None;
     for (server, url) in std::iter::once(coordinator).chain(relays) {
         if let Some(proxy) = mesh.web_proxies.of_url(&url) {
@@ -178,7 +185,7 @@ fn web_proxy(mesh: &MeshState) -> Option<WebProxyStatus> {
     found
 }
 
-pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
+pub(super) fn mesh(mesh: &MeshState, transports: &Transports, own: &[IpAddr]) -> MeshStatus {
     let untrusted = mesh.key_conflicts.refused.iter();
     let untrusted = untrusted.map(|(key, refused)| (key, refused.reason.as_str()));
     let refused = mesh.refused.iter().map(|(key, reason)| (key, *reason));
@@ -213,7 +220,7 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 rtt_us: view.rtt.map(micros),
             })
             .collect(),
-        web_proxy: web_proxy(mesh),
+        web_proxy: web_proxy(mesh, transports),
         refused_members: mesh.refused.len() + mesh.key_conflicts.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),
@@ -237,21 +244,18 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 (address.clone(), status)
             })
             .collect(),
-        streams: mesh
-            .streams
-            .iter()
-            .map(|(address, counters)| (address.clone(), stream(counters)))
+        streams: streams(transports)
+            .map(|one| (one.name().to_owned(), forwarded(one)))
             .collect(),
-        turn: mesh
-            .turn
+        turn: transports
             .iter()
-            .map(|(address, allocation)| {
+            .filter_map(|one| {
                 let status = TurnStatus {
-                    relayed: allocation.relayed,
-                    transport: allocation.transport.to_owned(),
-                    forwarded: stream(&allocation.counters),
+                    relayed: one.serves()?,
+                    transport: one.turn()?.to_owned(),
+                    forwarded: forwarded(one),
                 };
-                (address.clone(), status)
+                Some((one.name().to_owned(), status))
             })
             .collect(),
         names: Some(mesh.names.clone()),

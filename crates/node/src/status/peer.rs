@@ -4,7 +4,7 @@ use super::micros;
 use super::traffic::{Traffic, traffic};
 use crate::node::Node;
 use crate::subject::Record;
-use seikan_mesh::event::ProxyTarget;
+use seikan_mesh::transport::ProxyTarget;
 use seikan_proto::birthday::PunchState;
 use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
 use seikan_proto::native::repair::sender::State;
@@ -505,9 +505,9 @@ fn no_direct_path(node: &Node, peer: &Peer, now: Now) -> Option<NoDirectPath> {
 /// Returns the TURN server by which an address is reached, if any.
 fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
     let mesh = node.mesh.as_ref()?;
-    match mesh.proxies.get(&address) {
+    match node.transports.target(address) {
         Some(ProxyTarget::Turn { server, to }) => {
-            let (to, server) = (*to, Some(server.clone()));
+            let server = Some(server);
             return Some(TurnPath { to, server });
         }
         Some(ProxyTarget::Relay { .. }) => return None,
@@ -523,11 +523,8 @@ fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
 
 /// Returns the relay by which an address is reached over TLS, if any.
 fn tls(node: &Node, address: SocketAddr) -> Option<TlsPath> {
-    match node.mesh.as_ref()?.proxies.get(&address)? {
-        ProxyTarget::Relay { relay, to } => Some(TlsPath {
-            to: *to,
-            relay: relay.clone(),
-        }),
+    match node.transports.target(address)? {
+        ProxyTarget::Relay { relay, to } => Some(TlsPath { to, relay }),
         ProxyTarget::Turn { .. } => None,
     }
 }

@@ -1,26 +1,30 @@
-//! Why there is no allocation, as a text for the user.
+//! Why a transport has ended, as a text for the user.
 
-use super::link::Transport;
-use crate::forward::Over;
+use super::allocation::By;
 use seikan_sys::udp::UdpError;
 use std::io;
 
-/// Why an allocation failed or ended.
+/// Why a transport has ended, or there is none.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
+    #[error("it is not needed")]
+    Unwanted,
+    #[error("cannot wait for it: {0}")]
+    Unwatched(io::Error),
+    #[error("its protocol has failed")]
+    Failed,
+    #[error("no answer")]
+    Mute,
+    #[error("{0}")]
+    Stream(io::Error),
     #[error("no answer by {name}", name = .0.name())]
-    NoAnswer(Transport),
-    #[error("cannot connect by {}: {source}", .transport.name())]
-    Unconnected {
-        transport: Transport,
-        source: io::Error,
-    },
+    NoAnswer(By),
+    #[error("cannot connect by {}: {source}", .by.name())]
+    Unconnected { by: By, source: io::Error },
     #[error("cannot check its certificate: {0} is neither a name nor an address")]
     Name(String),
-    #[error("it refuses the allocation by {}: {}", .transport.name(), describe(*.code))]
-    Refused { transport: Transport, code: u16 },
-    #[error("the thread that forwards has failed")]
-    Failed,
+    #[error("it refuses the allocation by {}: {}", .by.name(), describe(*.code))]
+    Refused { by: By, code: u16 },
     #[error("it stopped answering")]
     Silent,
     #[error("lost the connection: {0}")]
@@ -31,8 +35,6 @@ pub(super) enum Ended {
     Full,
     #[error("{0}")]
     Socket(#[from] UdpError),
-    #[error(transparent)]
-    Over(#[from] Over),
 }
 
 /// Describes the error codes of RFC 8656, section 19, and RFC 8489, section 14.8. The server's own text is not
