@@ -265,7 +265,9 @@ impl Receiver {
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
             Some(Verdict::Overflow { earlier }) => {
-                report.random_losses = report.random_losses.saturating_sub(earlier);
+                // The others are reported already, or arrived late.
+                let earlier = earlier.min(report.random_losses);
+                report.random_losses -= earlier;
                 let lost = lost.saturating_add(earlier);
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
@@ -350,6 +352,9 @@ impl Receiver {
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
+        if let Some(classifier) = &mut self.classifier {
+            classifier.late();
+        }
         self.excuse(counter);
     }
 
@@ -359,7 +364,7 @@ impl Receiver {
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
         if late < HORIZON && self.window[word] & bit == 0 {
             self.window[word] |= bit;
-            self.report.random_losses = self.report.random_losses.saturating_sub(1);
+            self.take_back_loss();
         } else if self.overtaken > 0 {
             // A counter does not arrive twice, so a set bit means that it was skipped.
             self.overtaken -= 1;
@@ -367,7 +372,17 @@ impl Receiver {
             self.probes -= 1;
         } else {
             self.report.lost = self.report.lost.saturating_sub(1);
-            self.report.random_losses = self.report.random_losses.saturating_sub(1);
+            self.take_back_loss();
+        }
+    }
+
+    /// A missing datagram was no loss. Most late ones are of random gaps.
+    fn take_back_loss(&mut self) {
+        let report = &mut self.report;
+        if report.random_losses > 0 {
+            report.random_losses -= 1;
+        } else {
+            report.congestion_losses = report.congestion_losses.saturating_sub(1);
         }
     }
 

@@ -419,16 +419,16 @@ impl Receiver {
 
     /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
     fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
-        // A record that a full queue dropped is not waited for: TCP has to see that loss, and as soon as
-        // without repair. Nor is a probe, but the record behind it may be late.
+        // Segments hardly wait for a record that a full queue dropped: TCP has to see that loss, and as soon
+        // as without repair. Nor for a probe. But what is missing may only be late.
         let congestion = matches!(
             verdict,
             Some(Verdict::Congestion | Verdict::Overflow { .. })
         );
-        let patience = match verdict {
-            _ if congestion => Duration::ZERO,
-            Some(Verdict::Probes) => REORDERING,
-            _ => HOLD,
+        let patience = if congestion || verdict == Some(Verdict::Probes) {
+            REORDERING
+        } else {
+            HOLD
         };
         if let Some(Verdict::Overflow { earlier }) = verdict {
             self.lose_in_queue(earlier, now + patience);
@@ -448,14 +448,17 @@ impl Receiver {
         }
     }
 
-    /// The newest `count` missing records were lost in a full queue.
+    /// The newest `count` missing records that were waited for longer were lost in a full queue.
     fn lose_in_queue(&mut self, count: u32, latest: Instant) {
-        let missing = self.slots.iter_mut().rev().filter(|slot| slot.missing());
-        for slot in missing.take(count as usize) {
-            if let SlotState::Missing { until, congestion } = &mut slot.state {
-                *until = latest.min(*until);
-                *congestion = true;
-            }
+        let states = self.slots.iter_mut().rev().map(|slot| &mut slot.state);
+        let waited_for = states.filter(|state| {
+            matches!(state, SlotState::Missing { until, congestion: false } if *until > latest)
+        });
+        for state in waited_for.take(count as usize) {
+            *state = SlotState::Missing {
+                until: latest,
+                congestion: true,
+            };
         }
     }
 
@@ -906,8 +909,8 @@ mod tests {
     }
 
     #[test]
-    fn segments_hardly_wait_for_a_probe_and_not_for_a_record_that_a_full_queue_dropped() {
-        for (verdict, wait) in [(Verdict::Probes, 3), (Verdict::Congestion, 0)] {
+    fn segments_hardly_wait_for_a_probe_or_a_record_that_a_full_queue_dropped() {
+        for verdict in [Verdict::Probes, Verdict::Congestion] {
             let mut receiver = Receiver::default();
             let of = |counter| Record {
                 session: 7,
@@ -916,20 +919,14 @@ mod tests {
             };
             receiver.record(of(0), at(0), &frames(0), None, at(0));
             receiver.record(of(2), at(0), &frames(2), Some(verdict), at(5));
-            if wait > 0 {
-                assert_eq!(ready(&mut receiver, 5 + wait - 1), []);
-            }
-            let passed = ready(&mut receiver, 5 + wait);
-            assert_eq!(passed, [(2, Part::Ordered)], "{verdict:?}");
+            assert_eq!(ready(&mut receiver, 7), []);
+            assert_eq!(ready(&mut receiver, 8), [(2, Part::Ordered)], "{verdict:?}");
         }
     }
 
     #[test]
     fn a_record_that_a_full_queue_dropped_counts_as_marked() {
-        // The first waits for nothing, so that 2 is passed on before 1 is restored.
-        let congestion = vec![(2, 0), (1, ECN_CE)];
-        let random = vec![(1, 0), (1, 0), (2, 0)];
-        for (verdict, expected) in [(Verdict::Congestion, congestion), (Verdict::Random, random)] {
+        for (verdict, ecn) in [(Verdict::Congestion, ECN_CE), (Verdict::Random, 0)] {
             let mut receiver = Receiver::default();
             let of = |counter| Record {
                 session: 7,
@@ -941,12 +938,12 @@ mod tests {
             receiver.record(of(3), at(0), &parity_of(0..3, 0, 1), None, at(1));
             let restored = std::iter::from_fn(|| receiver.take_ready(at(1)));
             let marks: Vec<_> = restored.map(|r| (r.record.counter, r.record.ecn)).collect();
-            assert_eq!(marks, expected, "{verdict:?}");
+            assert_eq!(marks, [(1, ecn), (1, ecn), (2, 0)], "{verdict:?}");
         }
     }
 
     #[test]
-    fn records_that_turn_out_to_be_lost_in_a_full_queue_are_waited_for_no_longer() {
+    fn records_that_turn_out_to_be_lost_in_a_full_queue_are_hardly_waited_for() {
         let mut receiver = Receiver::default();
         let mut receive = |counter, verdict, ms| {
             let record = Record {
@@ -958,9 +955,11 @@ mod tests {
         };
         receive(0, None, 0);
         receive(2, Some(Verdict::Random), 5);
-        receive(5, Some(Verdict::Overflow { earlier: 1 }), 6);
-        let expected = [(2, Part::Ordered), (5, Part::Ordered)];
-        assert_eq!(ready(&mut receiver, 6), expected);
+        receive(4, Some(Verdict::Congestion), 5);
+        receive(7, Some(Verdict::Overflow { earlier: 1 }), 6);
+        assert_eq!(ready(&mut receiver, 8), []);
+        let expected = [2, 4, 7].map(|counter| (counter, Part::Ordered));
+        assert_eq!(ready(&mut receiver, 9), expected);
     }
 
     #[test]

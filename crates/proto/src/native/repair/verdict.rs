@@ -105,6 +105,8 @@ pub struct LossClassifier {
 struct Recent {
     since: Instant,
     random: u32,
+    /// Those of them that were counted at low delay.
+    low: u32,
 }
 
 /// Datagrams that arrived, and those that were lost before them.
@@ -133,6 +135,7 @@ impl Default for LossClassifier {
             recent: Recent {
                 since: Instant::BOOT,
                 random: 0,
+                low: 0,
             },
         }
     }
@@ -151,7 +154,8 @@ impl LossClassifier {
         let class = class_of(delay);
         self.count_delay(class, now);
         let around = class.max(self.class);
-        let is_high = self.highest > 0 && around + NEAR_FULL >= self.highest.min(self.full);
+        let high = self.highest.min(self.full).saturating_sub(NEAR_FULL);
+        let is_high = self.highest > 0 && around >= high.max(1);
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
         let overflows = self.overflows(now);
         if is_high {
@@ -166,13 +170,15 @@ impl LossClassifier {
         });
         let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
         // As many losses at a low delay are those of an outage.
-        if is_overflow && around + PER_OCTAVE >= self.highest {
+        if is_overflow && around > 0 && around + PER_OCTAVE >= self.highest {
             self.full = self.full.min(around);
         }
         if !is_high && !overflows {
             self.low.datagrams += 1;
-            let lost = if is_overflow { 0 } else { lost };
-            self.low.lost = self.low.lost.saturating_add(lost);
+            if !is_overflow {
+                self.low.lost = self.low.lost.saturating_add(lost);
+                self.recent.low = self.recent.low.saturating_add(lost);
+            }
         }
         if self.low.datagrams >= LOW_DATAGRAMS {
             self.low.datagrams /= 2;
@@ -185,6 +191,11 @@ impl LossClassifier {
         }
         (self.position, self.class) = (position, class);
         verdict
+    }
+
+    /// A missing datagram was only late.
+    pub fn late(&mut self) {
+        self.unrestorable = (self.unrestorable - 1.0 - RESTORABLE).max(0.0);
     }
 
     /// Counts a delay, and finds the highest that is no outlier.
@@ -224,11 +235,13 @@ impl LossClassifier {
             self.recent = Recent {
                 since: now,
                 random: 0,
+                low: 0,
             };
         }
         if self.unrestorable > MAX_PARITIES as f64 {
             let earlier = std::mem::take(&mut self.recent.random);
-            self.low.lost = self.low.lost.saturating_sub(earlier);
+            let low = std::mem::take(&mut self.recent.low);
+            self.low.lost = self.low.lost.saturating_sub(low);
             self.overflow = Some(now);
             return Verdict::Overflow { earlier };
         }
@@ -406,6 +419,33 @@ mod tests {
         (0..200).for_each(|_| assert_eq!(classifier.datagram(0, 2_000, 0, at(3100)), None));
         let later = classifier.datagram(0, 10_000, 4, at(3100));
         assert_eq!(later, Some(Verdict::Congestion));
+    }
+
+    #[test]
+    fn an_outage_without_delay_shows_no_full_queue() {
+        let mut classifier = LossClassifier::default();
+        for n in 0..3000 {
+            classifier.datagram(0, if n % 20 == 0 { 900 } else { 100 }, 0, at(n));
+        }
+        let outage = classifier.datagram(0, 100, 40, at(3000));
+        assert_eq!(outage, Some(Verdict::Overflow { earlier: 0 }));
+        (0..400).for_each(|_| assert_eq!(classifier.datagram(0, 100, 0, at(3050)), None));
+        for ms in 3100..3120 {
+            (0..100).for_each(|_| assert_eq!(classifier.datagram(0, 100, 0, at(ms)), None));
+            let later = classifier.datagram(0, 100, 1, at(ms));
+            assert_eq!(later, Some(Verdict::Random));
+        }
+    }
+
+    #[test]
+    fn datagrams_that_are_late_overflow_no_queue() {
+        let mut classifier = LossClassifier::default();
+        for n in 0..1000 {
+            // Ten are overtaken by one, and arrive behind it.
+            let gap = classifier.datagram(0, 0, 10, at(n));
+            assert_eq!(gap, Some(Verdict::Random));
+            (0..10).for_each(|_| classifier.late());
+        }
     }
 
     #[test]
