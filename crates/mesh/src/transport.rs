@@ -423,11 +423,11 @@ impl Transports {
         }
     }
 
-    /// Queues datagrams to a proxied address, all of `size` bytes except the last; [`Self::poll`] sends them. Drops are
-    /// counted by the transport.
+    /// Sends datagrams to a proxied address, all of `size` bytes except the last; by TCP and TLS [`Self::poll`] does.
+    /// Drops are counted by the transport.
     ///
     /// # Errors
-    /// There is no such transport any more.
+    /// There is no such transport any more, or its protocol failed.
     pub fn send(
         &mut self,
         now: Instant,
@@ -451,8 +451,11 @@ impl Transports {
             server.send(core, now, peer, datagrams);
             Ok(())
         });
+        let result = sent
+            .as_ref()
+            .map_or(Err(DropReason::SendRefused), |()| Ok(()));
         self.end_if(token, now, sent);
-        Ok(())
+        result
     }
 
     /// Sends what is queued, and handles timers and changed requirements.

@@ -1,7 +1,7 @@
 //! Waiting for events: epoll with timeouts in nanoseconds.
 //!
-//! Register descriptors with tokens, wait, and look at the events. It is level-triggered, so a loop
-//! that leaves data unread gets the event again.
+//! Register descriptors with tokens, wait, and look at the events. Except for [`Epoll::add_edge`] it is
+//! level-triggered, so a loop that leaves data unread gets the event again.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub const MAX_UNSENT: usize = 256 << 10;
 /// Additional buffer for requests, which must get through even if datagrams are waiting.
 pub const RESERVE: usize = 16 << 10;
-/// Maximum number of bytes of one read: two records of TLS.
+/// Maximum number of bytes of one read: about two records of TLS.
 const MAX_READ: usize = 32 << 10;
 /// Maximum number of buffered bytes that TLS may have encrypted.
 const MAX_SEALED: usize = 64 << 10;

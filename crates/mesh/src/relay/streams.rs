@@ -15,7 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
-use seikan_proto::mesh::framing::Framing;
+use seikan_proto::mesh::framing::{Framing, MAIN_PORT};
 use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use seikan_tls::Stream;
 use std::cell::{Cell, RefCell};
@@ -95,10 +95,11 @@ impl RelayConnection {
     fn apply(&self) {
         if let Some(handle) = &*self.handle.borrow() {
             let wanted = self.wanted.borrow();
-            let ports = wanted.keys();
+            // The main port has an address for as long as the connection: all ports are requested over it.
+            let ports = wanted.keys().copied().chain([MAIN_PORT]);
             handle.set(Wanted {
                 peers: ports
-                    .map(|port| SocketAddr::new(self.relay.get(), *port))
+                    .map(|port| SocketAddr::new(self.relay.get(), port))
                     .collect(),
                 ..Wanted::default()
             });

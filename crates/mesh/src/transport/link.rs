@@ -54,6 +54,8 @@ impl Link {
                         drops.add(DropReason::UnknownSource, count);
                     } else if meta.truncated {
                         drops.add(DropReason::Truncated, count);
+                    } else if meta.length == 0 {
+                        drops.add(DropReason::NoChannel, count);
                     } else {
                         messages.extend(meta.segments());
                     }
