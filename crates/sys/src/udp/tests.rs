@@ -792,6 +792,19 @@ impl Linked {
             }
             netlink.set_up(index).expect("up");
         }
+        // Neighbour discovery fails until the kernel has noticed the carrier.
+        for [from, to] in [
+            ["10.9.9.1:0", "10.9.9.2:7999"],
+            ["[fd09::1]:0", "[fd09::2]:7999"],
+        ] {
+            let bind = |address| std::net::UdpSocket::bind(address).expect("bind");
+            let sender = here.run(|| bind(from)).expect("namespace");
+            let receiver = there.run(|| bind(to)).expect("namespace");
+            let wait = std::time::Duration::from_millis(100);
+            receiver.set_read_timeout(Some(wait)).expect("a timeout");
+            let passes = || sender.send_to(&[0], to).is_ok() && receiver.recv(&mut [0]).is_ok();
+            assert!((0..100).any(|_| passes()), "{to}");
+        }
         Some(Linked {
             here,
             there,
