@@ -301,7 +301,7 @@ pub(crate) fn choose<T>(
     if let Some(unknown) = only.unwrap_or_default().iter().find(|said| !is_known(said)) {
         let known: Vec<&str> = all.iter().map(|row| candidate(row).name).collect();
         return Err(LabError::Usage(format!(
-            "cannot measure `{unknown}`: there are {}",
+            "unknown row `{unknown}`; known: {}",
             known.join(", ")
         )));
     }

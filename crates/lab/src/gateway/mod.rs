@@ -207,7 +207,7 @@ fn measure(
             let measure =
                 &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
                     load(ends, &mut carriers.started)?;
-                    said = setup.said(carriers, site, dir);
+                    said = setup.said(carriers, site, dir)?;
                     Ok(())
                 };
             through_gateway(setup, options, interrupt, measure)

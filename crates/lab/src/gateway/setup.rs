@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use seikan_ui::Interrupt;
 
-use crate::error::Result;
+use crate::error::{LabError, Result};
 use crate::gateway::mesh;
 use crate::gateway::site::{
     LAN, Lan, MANY, Mode, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
@@ -225,19 +225,31 @@ impl Setup {
         carriers: &mut Carriers,
         site: &Site,
         dir: &Path,
-    ) -> Vec<serde_json::Value> {
+    ) -> Result<Vec<serde_json::Value>> {
         let hosts = [&site.gateway, &site.remote].into_iter();
         match self {
-            Self::Seikan { .. } => hosts.filter_map(|host| status(host, dir)).collect(),
+            Self::Seikan { .. } => Ok(hosts.filter_map(|host| status(host, dir)).collect()),
             Self::Naive { .. } => {
-                let ended = carriers.started.processes.0.drain(..).map(Process::end);
-                ended
-                    .filter_map(|said| serde_json::from_str(&said).ok())
+                // The two ends come first; behind NATs a ping follows.
+                let ends = carriers.started.processes.0.drain(..).take(2);
+                ends.map(Process::end)
+                    .map(|output| counts_of(&output))
                     .collect()
             }
-            _ => Vec::new(),
+            _ => Ok(Vec::new()),
         }
     }
+}
+
+/// Returns what the naive encapsulator counted: the object at the end of its output.
+fn counts_of(output: &str) -> Result<serde_json::Value> {
+    let start = output.rfind("\n{").map_or(0, |at| at + 1);
+    let failed = |_| {
+        LabError::Setup(format!(
+            "the naive encapsulator ended without its counts: {output}"
+        ))
+    };
+    serde_json::from_str(&output[start..]).map_err(failed)
 }
 
 /// A device in a configuration: its addresses on the LAN, and in the overlay.

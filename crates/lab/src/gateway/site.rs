@@ -216,12 +216,11 @@ pub(super) struct Internet {
 
 impl Internet {
     /// Joins gateway and remote, each behind a NAT that masquerades and drops what nobody asked for.
-    fn between(gateway: &mut Host, remote: &mut Host) -> Result<Internet> {
+    fn between(gateway: &mut Host, remote: &mut Host, link: &Link) -> Result<Internet> {
         let core = Switch::create("internet", INTERNET)?.route()?;
         let join = |host: &mut Host, home, end| {
             let nat = Router::create(&core, end, &NatBox::default(), home, &[AT_HOME])?;
-            let link = Link::default();
-            nat.inside.connect(host, WAN, AT_HOME, &link)?;
+            nat.inside.connect(host, WAN, AT_HOME, link)?;
             host.address = address(home, AT_HOME);
             Ok::<_, LabError>(nat)
         };
@@ -264,7 +263,7 @@ impl Site {
         }
         let (internet, outside) = if lan.nats {
             remote.set_congestion_control(lan.congestion)?;
-            let internet = Internet::between(&mut gateway, &mut remote)?;
+            let internet = Internet::between(&mut gateway, &mut remote, &link)?;
             (Some(internet), NATS.map(|end| address(INTERNET, end)))
         } else {
             let [near, far] = [&gateway, &remote].map(Host::addresses);
