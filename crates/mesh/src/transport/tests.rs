@@ -241,24 +241,58 @@ impl Server for Faulty {
         panic!("an error of the library");
     }
 
-    fn send(&mut self, _: &mut Core, _: Instant, _: SocketAddr, _: Chunks<'_, u8>) {}
+    fn send(&mut self, _: &mut Core, _: Instant, _: SocketAddr, _: Chunks<'_, u8>) {
+        panic!("an error of the library");
+    }
 
     fn lost(&self, error: std::io::Error) -> Ended {
         Ended::Stream(error)
     }
 }
 
-#[test]
-fn a_protocol_that_fails_ends_only_its_transport() {
-    let (mut looped, mut relay) = Loop::relay(&[0]);
+/// A connection to a relay with an error in its protocol, and the relay's end.
+fn faulty() -> (Loop, TcpStream) {
+    let (mut looped, relay) = Loop::relay(&[0]);
     let all = std::mem::take(&mut looped.transports.all);
     let faulty = all.into_values().map(|transport| Transport {
         server: Box::new(Faulty),
         ..transport
     });
     looped.transports.all = (FIRST_TOKEN..).zip(faulty).collect();
+    (looped, relay)
+}
+
+#[test]
+fn datagrams_to_a_protocol_that_fails_are_not_counted_as_sent() {
+    let (mut looped, _relay) = faulty();
+    let to = looped.local(0);
+    let sent = looped.transports.send(now(), to, b"one", 3);
+    assert_eq!(sent, Err(DropReason::SendRefused));
+    assert_eq!(looped.ended().0, "its protocol has failed");
+}
+
+#[test]
+fn a_protocol_that_fails_ends_only_its_transport() {
+    let (mut looped, mut relay) = faulty();
     relay.write_all(&frame(0, b"one")).expect("written");
     assert_eq!(looped.ended().0, "its protocol has failed");
+}
+
+#[test]
+fn an_empty_datagram_of_a_server_is_counted() {
+    let any = (Ipv4Addr::LOCALHOST, 0).into();
+    let socket = UdpSocket::bind(any, &UdpOptions::default()).expect("bind");
+    let to = socket.local_addr().expect("an address");
+    let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let server = sender.local_addr().expect("an address");
+    let by = By::Udp;
+    let mut looped = Loop::turn(Link::Udp { socket, server }, At { server, by });
+    sender.send_to(&[], to).expect("sent");
+    let until = now() + PATIENCE;
+    while looped.counters().drops.get(DropReason::NoChannel) == 0 && now() < until {
+        looped.run_once();
+    }
+    assert_eq!(looped.counters().drops.get(DropReason::NoChannel), 1);
 }
 
 #[test]

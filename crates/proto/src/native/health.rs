@@ -644,6 +644,24 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_whose_datagrams_arrive_late_is_no_loss_in_a_full_queue() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        note(&mut r, &record(0), stamp(0, 0), at(0));
+        let mut receive = |counter, ms| {
+            let stamp = stamp(0, 0);
+            r.datagram(&record(counter), stamp, (at(0), HERE), at(ms))
+        };
+        let overflow = Some(Verdict::Overflow { earlier: 0 });
+        assert_eq!(receive(31, 1), overflow);
+        (1..31).for_each(|counter| assert_eq!(receive(counter, 2), None));
+        // It is over.
+        assert_eq!(receive(37, 50), Some(Verdict::Random));
+        let report = r.due(at(1000)).expect("a report");
+        assert_eq!((report.random_losses, report.congestion_losses), (5, 0));
+    }
+
+    #[test]
     fn random_losses_shortly_before_many_others_are_those_of_the_same_queue() {
         let mut r = Receiver::default();
         r.set_repairs(true);
