@@ -1,18 +1,25 @@
 //! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11D), and the factors of
 //! the erasure code.
 //!
-//! Bytes are processed in chunks without branches on their values, which the compiler turns into
-//! vector instructions.
+//! Sixteen bytes are processed at a time, without branches on their values.
+
+use wide::u8x16;
 
 /// The low byte of the polynomial.
 const POLYNOMIAL: u8 = 0x1d;
-/// Bytes whose multiples are kept at once, small enough for the first cache.
-const CHUNK: usize = 256;
+/// Bytes in a vector.
+const LANES: usize = 16;
 
 /// Returns `value` times x.
 const fn double(value: u8) -> u8 {
     let carry = ((value as i8) >> 7) as u8;
     (value << 1) ^ (carry & POLYNOMIAL)
+}
+
+/// Returns each byte times x.
+fn double_all(values: u8x16) -> u8x16 {
+    let carries = values.max(u8x16::splat(0x80)).simd_eq(values);
+    (values + values) ^ (carries & u8x16::splat(POLYNOMIAL))
 }
 
 /// Returns the product.
@@ -70,33 +77,33 @@ pub fn add_multiples<'a>(
     at: usize,
     bytes: &[u8],
 ) {
-    let mut rows: Vec<&mut [u8]> = rows.map(|row| &mut row[at..at + bytes.len()]).collect();
-    let mut powers = [[0u8; CHUNK]; 8];
-    for (n, chunk) in bytes.chunks(CHUNK).enumerate() {
-        let length = chunk.len();
-        powers[0][..length].copy_from_slice(chunk);
-        for bit in 1..8 {
-            let (lower, upper) = powers.split_at_mut(bit);
-            let (from, to) = (&lower[bit - 1][..length], &mut upper[0][..length]);
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = double(*from);
-            }
+    let mut rows: Vec<_> = rows
+        .map(|row| row[at..at + bytes.len()].chunks_mut(LANES))
+        .collect();
+    for chunk in bytes.chunks(LANES) {
+        let mut padded = [0; LANES];
+        padded[..chunk.len()].copy_from_slice(chunk);
+        // The chunk times x^n.
+        let mut powers = [u8x16::new(padded); 8];
+        for n in 1..powers.len() {
+            powers[n] = double_all(powers[n - 1]);
         }
         for (row, factor) in rows.iter_mut().zip(factors) {
-            let row = &mut row[n * CHUNK..n * CHUNK + length];
-            for (bit, power) in powers.iter().enumerate() {
-                if factor >> bit & 1 != 0 {
-                    add(row, &power[..length]);
+            let Some(row) = row.next() else { continue };
+            let mut product = u8x16::splat(0);
+            let mut bits = *factor;
+            while bits != 0 {
+                product ^= powers[bits.trailing_zeros() as usize];
+                bits &= bits - 1;
+            }
+            if let Ok(row) = <&mut [u8; LANES]>::try_from(&mut *row) {
+                *row = (u8x16::new(*row) ^ product).to_array();
+            } else {
+                for (sum, byte) in row.iter_mut().zip(product.to_array()) {
+                    *sum ^= byte;
                 }
             }
         }
-    }
-}
-
-/// Adds `bytes`, which is subtracting them, too.
-fn add(row: &mut [u8], bytes: &[u8]) {
-    for (sum, byte) in row.iter_mut().zip(bytes) {
-        *sum ^= byte;
     }
 }
 
