@@ -134,6 +134,7 @@ pub fn confine(directory: &Path, files: Vec<PathBuf>) -> anyhow::Result<()> {
     });
     for (name, ability) in confinement.table() {
         if let Some(reason) = ability.reason() {
+            let name = name.replace('_', " ");
             writeln!(anstream::stderr(), "note: not confined: {name}: {reason}")?;
         }
     }

@@ -74,10 +74,10 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Returns the abilities with their names for people.
+    /// Returns the abilities with their names in JSON.
     pub fn table(&self) -> [(&'static str, &Ability); 3] {
         [
-            ("system-calls", &self.system_calls),
+            ("system_calls", &self.system_calls),
             ("files", &self.files),
             ("signals", &self.signals),
         ]

@@ -117,7 +117,7 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
         assert_eq!(filters_of(&monitor), filters_of("self"));
         let confinement = &world.status(&world.left)["interface"]["confinement"];
         assert_eq!(
-            confinement["system-calls"]["present"], true,
+            confinement["system_calls"]["present"], true,
             "{confinement}"
         );
         if confinement["files"]["present"] != true {

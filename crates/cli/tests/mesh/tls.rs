@@ -57,8 +57,8 @@ fn a_member_without_udp_reaches_others_over_tls_to_a_relay() {
             assert_eq!(by_tls(&two), [true, false]);
             // Half a second on an idle machine; UDP alone is given up after 3.5 s.
             assert!(took < Duration::from_secs(3), "{took:?}");
-            eventually("it says so", || relay(&two, 0)["tls-rtt-us"].is_u64());
-            assert!(relay(&two, 1)["rtt-us"].is_u64());
+            eventually("it says so", || relay(&two, 0)["tls_rtt_us"].is_u64());
+            assert!(relay(&two, 1)["rtt_us"].is_u64());
         });
     });
 }
@@ -124,7 +124,7 @@ fn tls_is_left_for_udp_when_that_goes_again_while_packets_go_on() {
                 assert!(two.reaches(Duration::from_secs(2)), "lost on the way");
             }
             assert_eq!(two.relayed(), [Some(true); 2]);
-            assert!(relay(&two, 0)["rtt-us"].is_u64());
+            assert!(relay(&two, 0)["rtt_us"].is_u64());
             assert!(two.reaches(SOON));
         });
     });

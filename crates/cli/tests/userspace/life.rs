@@ -113,13 +113,13 @@ fn it_has_no_privileges_and_is_confined() {
             .expect("parts");
         for (part, ability) in parts {
             // Landlock is the kernel's.
-            let expected = part == "system-calls" || ability["present"] == true;
+            let expected = part == "system_calls" || ability["present"] == true;
             assert!(
                 expected || ability["reason"].is_string(),
                 "{part}: {ability}"
             );
         }
-        assert_eq!(parts["system-calls"]["present"], true);
+        assert_eq!(parts["system_calls"]["present"], true);
     });
 }
 

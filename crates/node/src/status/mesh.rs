@@ -142,7 +142,7 @@ fn untested() -> Nat {
 /// State of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 pub enum RelayStatus {
     /// It answers over UDP, after this many microseconds.
     RttUs(u64),

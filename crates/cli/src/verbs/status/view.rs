@@ -143,7 +143,7 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     for (name, capability) in &interface.confinement {
         if !capability.present {
             let reason = capability.reason.as_deref().unwrap_or("not available");
-            let label = format!("not confined: {}", printable(name));
+            let label = format!("not confined: {}", printable(&name.replace('_', " ")));
             out.line(&label, format!("{YELLOW}{}{RESET}", printable(reason)));
         }
     }
