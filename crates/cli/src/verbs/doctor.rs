@@ -44,7 +44,7 @@ use crate::recording::{self, Draft};
     sudo seikan doctor --fix                    test the remedy, and keep it if it helps\n  \
     sudo seikan doctor --undo                   revert the changes that --fix kept\n  \
     sudo seikan doctor --record slow.parquet    also write the measurement to a file\n  \
-    seikan doctor --from slow.parquet           diagnose a recording, on any host\n  \
+    sudo seikan doctor --from slow.parquet      diagnose a recording, on any host\n  \
     sudo seikan doctor --listen --key doctor.key --allow-load     on the other host, then here:\n  \
     sudo seikan doctor --peer 10.8.0.1 --key doctor.key --load    measure both ends under load\n\n\
     The doctor works on any tunnel or virtual network. It reads counters of the kernel while the tunnel is in use: keep \

@@ -19,7 +19,7 @@ use crate::screen::number;
 #[command(after_help = "Examples:\n  \
     sudo seikan record slow.parquet                  record this host's tunnel for a minute\n  \
     sudo seikan record --iface tun0 --seconds 3600 --interval 1000 --stacks hour.parquet\n  \
-    seikan doctor --from slow.parquet                diagnose the recording\n\n\
+    sudo seikan doctor --from slow.parquet           diagnose the recording\n\n\
     Takes the same measurements as `seikan doctor`, with the same probes, without a verdict. Ctrl-C ends the \
     recording early. The file is in Apache Parquet format (docs/reference/doctor.md). It appears when it is complete, and \
     only its owner can read it. It contains addresses and names of programs, but no payload.")]

@@ -101,7 +101,7 @@ struct ServeArguments {
     /// Maximum rate of one member in bits per second, for example 100M
     #[arg(long, value_name = "RATE", default_value = "1G", value_parser = rate)]
     rate: u64,
-    /// Address that serves Prometheus metrics, for example 127.0.0.1:9587
+    /// Address that serves Prometheus metrics, for example 127.0.0.1:9585
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]

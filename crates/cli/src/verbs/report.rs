@@ -43,9 +43,9 @@ use crate::verbs::lab;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan doctor --record slow.parquet    measure a tunnel, and record it\n  \
-    seikan report slow.parquet                  draw it: slow.html\n  \
-    seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
-    seikan report slow.parquet --png pictures   write separate pictures\n\n\
+    sudo seikan report slow.parquet             draw it: slow.html\n  \
+    sudo seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
+    sudo seikan report slow.parquet --png pictures    write separate pictures\n\n\
     The page is self-contained and has no JavaScript. Of a capture only headers are read; the first 96 bytes of \
     each packet are enough (tcpdump -s 96 -w headers.pcap). Like the recording, the page contains addresses and \
     names of interfaces, programs and functions.")]
