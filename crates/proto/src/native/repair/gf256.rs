@@ -1,7 +1,8 @@
 //! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11D), and the factors of
 //! the erasure code.
 //!
-//! Sixteen bytes are processed at a time, without branches on their values.
+//! Sixteen bytes are processed at a time, without branches on their values. Short functions are always
+//! inlined and loops written out, because a program that is linked for size gets neither from the compiler.
 
 use wide::u8x16;
 
@@ -17,9 +18,34 @@ const fn double(value: u8) -> u8 {
 }
 
 /// Returns each byte times x.
+#[inline(always)]
 fn double_all(values: u8x16) -> u8x16 {
     let carries = values.max(u8x16::splat(0x80)).simd_eq(values);
     (values + values) ^ (carries & u8x16::splat(POLYNOMIAL))
+}
+
+/// Returns each byte times x^0 to x^7.
+#[inline(always)]
+fn powers(values: u8x16) -> [u8x16; 8] {
+    let x1 = double_all(values);
+    let x2 = double_all(x1);
+    let x3 = double_all(x2);
+    let x4 = double_all(x3);
+    let x5 = double_all(x4);
+    let x6 = double_all(x5);
+    [values, x1, x2, x3, x4, x5, x6, double_all(x6)]
+}
+
+/// Returns each byte times `factor`, from its [`powers`].
+#[inline(always)]
+fn times(powers: &[u8x16; 8], factor: u8) -> u8x16 {
+    let mut product = u8x16::splat(0);
+    let mut bits = factor;
+    while bits != 0 {
+        product ^= powers[bits.trailing_zeros() as usize];
+        bits &= bits - 1;
+    }
+    product
 }
 
 /// Returns the product.
@@ -77,32 +103,25 @@ pub fn add_multiples<'a>(
     at: usize,
     bytes: &[u8],
 ) {
+    let (chunks, rest) = bytes.as_chunks::<LANES>();
+    let mut padded = [0; LANES];
+    padded[..rest.len()].copy_from_slice(rest);
+    let last = powers(u8x16::new(padded));
     let mut rows: Vec<_> = rows
-        .map(|row| row[at..at + bytes.len()].chunks_mut(LANES))
+        .zip(factors)
+        .map(|(row, factor)| {
+            let (row, rest) = row[at..at + bytes.len()].as_chunks_mut::<LANES>();
+            let product = times(&last, *factor).to_array();
+            rest.iter_mut()
+                .zip(product)
+                .for_each(|(sum, byte)| *sum ^= byte);
+            (row, *factor)
+        })
         .collect();
-    for chunk in bytes.chunks(LANES) {
-        let mut padded = [0; LANES];
-        padded[..chunk.len()].copy_from_slice(chunk);
-        // The chunk times x^n.
-        let mut powers = [u8x16::new(padded); 8];
-        for n in 1..powers.len() {
-            powers[n] = double_all(powers[n - 1]);
-        }
-        for (row, factor) in rows.iter_mut().zip(factors) {
-            let Some(row) = row.next() else { continue };
-            let mut product = u8x16::splat(0);
-            let mut bits = *factor;
-            while bits != 0 {
-                product ^= powers[bits.trailing_zeros() as usize];
-                bits &= bits - 1;
-            }
-            if let Ok(row) = <&mut [u8; LANES]>::try_from(&mut *row) {
-                *row = (u8x16::new(*row) ^ product).to_array();
-            } else {
-                for (sum, byte) in row.iter_mut().zip(product.to_array()) {
-                    *sum ^= byte;
-                }
-            }
+    for (n, chunk) in chunks.iter().enumerate() {
+        let powers = powers(u8x16::new(*chunk));
+        for (row, factor) in &mut rows {
+            row[n] = (u8x16::new(row[n]) ^ times(&powers, *factor)).to_array();
         }
     }
 }
