@@ -1,6 +1,7 @@
-//! Configurations: from files, texts, and code.
+//! Configurations from files, texts and code.
 //!
-//! The builder writes a text in the syntax of files, so that both have the same checks and messages.
+//! The builder writes a text in the syntax of files, so that the same checks and messages apply to
+//! both.
 
 use crate::error::Error;
 use seikan_config::{Overrides, Parsed, Source, Syntax, load, parse};
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf, absolute};
 use tracing::warn;
 use zeroize::Zeroizing;
 
-/// Name of a tunnel whose configuration is not from a file.
+/// Name of a tunnel whose configuration does not come from a file.
 const NAME: &str = "tunnel";
 
 /// The configuration of a tunnel. It holds secrets, which its `Debug` does not show.
@@ -33,11 +34,12 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
-    /// Reads a file in the syntax of TOML (`.toml`) or wg-quick (any other name). Warnings, such as of settings that need root,
-    /// are logged. A member of a mesh keeps its state in a directory beside the file, `NAME.state` for `NAME.toml`.
+    /// Reads a file in the syntax of TOML (`.toml`) or wg-quick (any other name). Warnings are
+    /// logged, for example about settings that need root. A member of a mesh keeps its state in a
+    /// directory beside the file, `NAME.state` for `NAME.toml`.
     ///
     /// # Errors
-    /// [`Error::Config`].
+    /// [`Error::Config`], also if the file cannot be read; [`Error::File`] if the path is not UTF-8.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Config, Error> {
         let path = path.as_ref();
         let failed = |source| Error::File {
@@ -74,13 +76,15 @@ impl Config {
         Builder::default()
     }
 
-    /// Sets the directory in which a member of a mesh keeps its state. It is created, and belongs to one tunnel at a time.
+    /// Sets the directory in which a member of a mesh keeps its state. It is created if necessary.
+    /// Only one tunnel at a time may use it.
     pub fn state_dir(mut self, path: impl Into<PathBuf>) -> Config {
         self.state_dir = Some(path.into());
         self
     }
 
-    /// Uses the web proxy that `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` name, for a member of a mesh.
+    /// Makes a member of a mesh use the web proxy given by `HTTPS_PROXY`, `ALL_PROXY` and
+    /// `NO_PROXY`.
     ///
     /// # Errors
     /// [`Error::Config`]: a variable names no usable proxy.
@@ -115,7 +119,8 @@ impl Config {
     }
 }
 
-/// A configuration in code. Values have the form that they have in files; [`Builder::build`] checks them.
+/// Builds a configuration in code. Values have the same form as in files; [`Builder::build`] checks
+/// them.
 #[derive(Clone, Default)]
 pub struct Builder {
     lines: Text,
@@ -142,14 +147,14 @@ impl Builder {
         self
     }
 
-    /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default: 1444; with WireGuard's
-    /// protocol 1420, or less if the path to a peer has a smaller one].
+    /// Sets the MTU inside the tunnel in bytes, 576 to 65535 (with IPv6 at least 1280) [default:
+    /// 1444; with WireGuard's protocol 1420, or less if the path to a peer has a smaller MTU].
     pub fn mtu(mut self, bytes: u16) -> Builder {
         self.lines.number("mtu", bytes);
         self
     }
 
-    /// Speaks WireGuard with all peers [default: Seikan's native protocol].
+    /// Uses WireGuard's protocol with all peers [default: Seikan's native protocol].
     pub fn wireguard(mut self) -> Builder {
         self.lines.string("protocol", "wireguard");
         self
@@ -193,7 +198,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer with this public key in Base64.
+    /// Creates a peer with this public key in Base64.
     pub fn new(public_key: &str) -> Peer {
         let mut lines = Text::default();
         lines.string("public-key", public_key);
@@ -203,13 +208,14 @@ impl Peer {
         }
     }
 
-    /// Sets its name, which [`Tunnel::tcp_connect`](crate::Tunnel::tcp_connect) finds if an allowed IP is a single address.
+    /// Sets the peer's name. [`Tunnel::tcp_connect`](crate::Tunnel::tcp_connect) finds the name if
+    /// one of the peer's allowed IPs is a single address.
     pub fn name(mut self, name: &str) -> Peer {
         self.lines.string("name", name);
         self
     }
 
-    /// Sets its address outside of the tunnel, `HOST:PORT`.
+    /// Sets the peer's address outside of the tunnel, `HOST:PORT`.
     pub fn endpoint(mut self, endpoint: &str) -> Peer {
         self.lines.string("endpoint", endpoint);
         self
@@ -227,7 +233,8 @@ impl Peer {
         self
     }
 
-    /// Sets the seconds between two keepalives, 1 to 65535, for a host behind a NAT that waits for connections of the peer.
+    /// Sets the interval between two keepalives in seconds, 1 to 65535. A host behind a NAT needs
+    /// it to be reachable for the peer.
     pub fn persistent_keepalive(mut self, seconds: u16) -> Peer {
         self.lines.number("persistent-keepalive", seconds);
         self
@@ -271,7 +278,7 @@ impl Text {
         self.push("]\n");
     }
 
-    /// Adds a basic string of TOML. It makes no copy, as the value may be a secret.
+    /// Adds a basic string of TOML. The value is not copied elsewhere, because it may be a secret.
     fn quoted(&mut self, value: &str) {
         self.push("\"");
         for character in value.chars() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A host inside the tunnel, by name or address, and a port of it.
+/// A host inside the tunnel, by name or address, and one of its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// A name, or an IP address without brackets.

@@ -1,4 +1,4 @@
-//! Why something cannot be done.
+//! Errors of this crate.
 
 use crate::destination::{Destination, NotADestination};
 use seikan_userspace::SocketError;
@@ -12,15 +12,16 @@ pub enum Error {
     /// The configuration has errors; the text lists all of them.
     #[error("cannot use the configuration: {0}")]
     Config(String),
-    /// A member of a mesh keeps keys that it has seen and the list of members, and the configuration is not from a file.
+    /// No directory is set for the state of a member of a mesh (known keys and the list of
+    /// members), and the configuration does not come from a file.
     #[error("cannot start a member of a mesh without a directory for its state: call `state_dir`")]
     NoStateDir,
-    /// A file or directory.
+    /// A file or directory cannot be used.
     #[error("cannot use {}: {source}", path.display())]
     File {
-        /// Its path.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
     /// The coordinator did not admit this host.
@@ -32,7 +33,7 @@ pub enum Error {
     /// The text is not a destination.
     #[error(transparent)]
     Destination(#[from] NotADestination),
-    /// Nothing in the tunnel has this name.
+    /// No peer with an address of its own and no member has this name.
     #[error(
         "cannot find `{0}` in the tunnel: no peer with an address of its own and no member has this name"
     )]
@@ -46,18 +47,18 @@ pub enum Error {
     /// The far end did not answer within 30 seconds.
     #[error("cannot connect to {0}: no answer")]
     TimedOut(Destination),
-    /// The tunnel has as many sockets as it may have.
+    /// The tunnel has reached its maximum number of sockets.
     #[error(
         "cannot open a socket: the tunnel has too many; close others, or raise the limit of open files"
     )]
     Limit,
-    /// Another socket has the port.
+    /// Another socket of the tunnel uses the port.
     #[error("cannot use port {0}: another socket of this tunnel has it")]
     PortInUse(u16),
     /// The tunnel has ended.
     #[error("the tunnel has ended")]
     Ended,
-    /// There is no tokio runtime.
+    /// The call was made outside of a tokio runtime.
     #[error("cannot open a socket outside of a tokio runtime")]
     NoRuntime,
     /// A system call failed.
@@ -66,7 +67,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error of a socket to or from a destination.
+    /// Converts an error of a socket, with the destination that the caller gave.
     pub(crate) fn of_socket(error: SocketError, destination: &Destination) -> Error {
         let destination = || destination.clone();
         match error {

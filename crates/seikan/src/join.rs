@@ -16,8 +16,9 @@ use zeroize::Zeroizing;
 
 /// A request to join a mesh.
 ///
-/// `seikan coordinator token` prints URL, pin and token. The file keeps the key of the new member and its credential at the
-/// coordinator: the token is needed for the first time only, and `seikan up FILE --userspace` can start the member as well.
+/// `seikan coordinator token` prints URL, pin and token. The file keeps the key of the new member
+/// and its credential at the coordinator. Hence the token is needed only the first time, and
+/// `seikan up FILE --userspace` can start the member as well.
 #[derive(Clone)]
 pub struct Join {
     url: String,
@@ -30,8 +31,9 @@ pub struct Join {
 }
 
 impl Join {
-    /// A request to the coordinator at `https://HOST:PORT`, with a token, to become the member `name`. Its configuration is
-    /// written to `file` (`.toml`), which only its user can read.
+    /// Creates a request to the coordinator at `https://HOST:PORT` to become the member `name`,
+    /// with a join token. The configuration of the member is written to `file` (`.toml`), which
+    /// only its owner can read.
     pub fn new(url: &str, token: &str, name: &str, file: impl Into<PathBuf>) -> Join {
         Join {
             url: url.to_owned(),
@@ -56,13 +58,14 @@ impl Join {
         self
     }
 
-    /// Uses the web proxy that `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` name.
+    /// Uses the web proxy given by `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`.
     pub fn web_proxy_from_env(mut self) -> Join {
         self.uses_proxy = true;
         self
     }
 
-    /// Registers this host, unless its file holds a member, and returns the configuration. Blocks.
+    /// Registers this host unless its file already holds a member, and returns the configuration.
+    /// Blocks.
     pub(crate) fn run(&self) -> Result<Config, Error> {
         if !self.is_registered()? {
             self.register()?;
@@ -102,10 +105,10 @@ impl Join {
             credential: Credential::generate(&mut SystemRandom),
         };
         let client = Client::new(&url, pin, None, web_proxies).map_err(failed)?;
-        // Before the token is used up: the file may not be writable.
+        // Create the file before the token is used up, because it may not be writable.
         let file = NewFile::create(&self.file)?;
         if self.is_registered()? {
-            // By another call with this file, which the lock waited for.
+            // Another call with this file has registered meanwhile; the lock waited for it.
             return Ok(());
         }
         let joined = wait_for(register(&client, &request)).map_err(failed)?;
@@ -140,7 +143,8 @@ fn of_file(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// A file that is written as `FILE.new` and renamed when it is complete. Dropped before, it is removed.
+/// A file that is written as `FILE.new` and renamed when it is complete. It is removed if dropped
+/// before.
 struct NewFile<'a> {
     path: &'a Path,
     new_path: PathBuf,
@@ -148,8 +152,9 @@ struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// Creates or empties `FILE.new`, which only its user can read, and locks it. While another call holds the lock, it waits:
-    /// two members in one file would lose the key of the first.
+    /// Creates or empties `FILE.new`, which only its owner can read, and locks it. Waits while
+    /// another call holds the lock: a second member in the same file would overwrite the key of the
+    /// first.
     fn create(path: &Path) -> Result<NewFile<'_>, Error> {
         let mut new_path = path.as_os_str().to_owned();
         new_path.push(".new");
@@ -162,7 +167,7 @@ impl NewFile<'_> {
         })
     }
 
-    /// Writes the text to the disk, and renames the file.
+    /// Writes the text to disk, and renames the file.
     fn complete(mut self, text: &str) -> Result<(), Error> {
         let written = self
             .file
@@ -175,14 +180,15 @@ impl NewFile<'_> {
 
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
-        // After `complete` there is none, or that of a call that has waited for the lock.
+        // After `complete`, `FILE.new` does not exist or belongs to a call that has waited for the
+        // lock.
         if names(&self.new_path, &self.file).unwrap_or(false) {
             let _ = fs::remove_file(&self.new_path);
         }
     }
 }
 
-/// Opens a file that is locked for as long as it is open, and empty.
+/// Opens an empty file that stays locked as long as it is open.
 fn locked(path: &Path) -> std::io::Result<File> {
     loop {
         let mut options = OpenOptions::new();

@@ -4,7 +4,7 @@ use seikan_node::status;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// A running tunnel.
+/// Status of a running tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -12,31 +12,31 @@ pub struct Status {
     pub addresses: Vec<IpAddr>,
     /// MTU inside the tunnel in bytes.
     pub mtu: u32,
-    /// UDP port of the tunnel's own datagrams.
+    /// UDP port on which the tunnel listens.
     pub port: u16,
     /// Whether the coordinator answers; `None` if this host is not a member of a mesh.
     pub coordinator: Option<bool>,
-    /// The peers, ordered by key; those of a mesh are its members.
+    /// The peers, ordered by key; in a mesh, the other members.
     pub peers: Vec<PeerStatus>,
 }
 
-/// A peer of a running tunnel.
+/// Status of a peer of a running tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerStatus {
-    /// Its name in the configuration or the mesh.
+    /// Name of the peer in the configuration or the mesh.
     pub name: Option<String>,
-    /// Its public key in Base64.
+    /// Public key of the peer in Base64.
     pub public_key: String,
-    /// Whether it answers.
+    /// Whether the peer answers.
     pub state: PeerState,
-    /// Address of its datagrams, or of its relay.
+    /// Address to which datagrams for the peer are sent: its own, or that of its relay.
     pub endpoint: Option<SocketAddr>,
-    /// Latest round trip of a probe; native protocol only.
+    /// Latest round-trip time of a probe; native protocol only.
     pub round_trip: Option<Duration>,
-    /// Bytes of datagrams received from it and authenticated.
+    /// Bytes of authenticated datagrams received from the peer.
     pub received_bytes: u64,
-    /// Bytes of datagrams sent to it.
+    /// Bytes of datagrams sent to the peer.
     pub sent_bytes: u64,
 }
 
@@ -44,13 +44,13 @@ pub struct PeerStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// There was no session since the tunnel started.
+    /// There has been no session since the tunnel started.
     NeverSeen,
-    /// There is a session, and nothing waits for an answer for long.
+    /// There is a session, and no answer is overdue.
     Up,
-    /// The last session has ended, and nothing waits for an answer for long.
+    /// The last session has ended, and no answer is overdue.
     Idle,
-    /// Nothing came back for 15 seconds, in which a peer that is there has to answer.
+    /// No answer for 15 seconds, although a reachable peer answers within that time.
     Down,
 }
 

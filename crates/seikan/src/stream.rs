@@ -13,13 +13,14 @@ use tokio::runtime::Handle;
 
 /// A TCP connection inside the tunnel.
 ///
-/// It reads and writes as tokio's `TcpStream` does: `shutdown` ends the sending direction, a read returns 0 bytes after the far
-/// end has done so, and [`tokio::io::split`] makes two halves. Written bytes are sent at once (as with `TCP_NODELAY`). A reset
-/// of the far end, its silence, and the end of the tunnel are the error `ConnectionReset` for readers and `BrokenPipe` for
-/// writers.
+/// It reads and writes as tokio's `TcpStream` does: `shutdown` ends the sending direction, a read
+/// returns 0 bytes after the far end has ended its direction, and [`tokio::io::split`] makes two
+/// halves. Written bytes are sent at once (as with `TCP_NODELAY`). After a reset by the far end, a
+/// timeout, or the end of the tunnel, reads fail with `ConnectionReset` and writes with
+/// `BrokenPipe`.
 ///
-/// Dropping it ends the connection: with everything that was written delivered, or with a reset if there are bytes that were
-/// not read.
+/// Dropping the stream ends the connection: all written bytes are still delivered, but unread
+/// received bytes cause a reset.
 #[derive(Debug)]
 pub struct TcpStream {
     socket: UnixStream,

@@ -20,33 +20,36 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::error;
 
-/// Time that [`Tunnel::close`] leaves for bytes that are not delivered yet.
+/// Time that [`Tunnel::close`] waits for bytes that are not delivered yet.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-/// A tunnel. Dropping it ends it at once; [`Tunnel::close`] delivers what streams have left behind.
+/// A tunnel. Dropping it ends it at once. [`Tunnel::close`] first delivers what dropped streams
+/// have written.
 #[derive(Debug)]
 pub struct Tunnel {
     sockets: Sockets,
     requester: Requester,
     addresses: Vec<IpAddr>,
     mtu: u32,
-    /// Receives nothing: its sender is dropped when the thread has ended.
+    /// Never receives a value: the sender is dropped when the thread has ended.
     ended: oneshot::Receiver<()>,
 }
 
-/// The result of starting a thread.
+/// Reports whether the thread of the tunnel has started.
 type Starting = oneshot::Sender<Result<Started, Error>>;
 
 impl Tunnel {
-    /// Starts a configuration in code, the same as [`Config::builder`].
+    /// Starts a configuration in code, as [`Config::builder`] does.
     pub fn builder() -> Builder {
         Config::builder()
     }
 
-    /// Starts a tunnel. It does not wait for peers: sessions are established when there is something to send.
+    /// Starts a tunnel. It does not wait for peers: a session is established when there is
+    /// something to send.
     ///
     /// # Errors
-    /// [`Error::Start`], [`Error::NoStateDir`], [`Error::File`].
+    /// [`Error::Start`], [`Error::NoStateDir`], [`Error::File`], [`Error::System`]; [`Error::Ended`] if
+    /// the thread of the tunnel panicked.
     pub async fn connect(config: Config) -> Result<Tunnel, Error> {
         let (starting, started) = oneshot::channel();
         let (ending, ended) = oneshot::channel::<()>();
@@ -57,7 +60,7 @@ impl Tunnel {
             run(&config, requests, starting);
             drop(ending);
         })?;
-        // Without an answer, the thread has panicked.
+        // If there is no answer, the thread has panicked.
         let Started { sockets, mtu } = started.await.unwrap_or(Err(Error::Ended))?;
         Ok(Tunnel {
             sockets,
@@ -68,11 +71,13 @@ impl Tunnel {
         })
     }
 
-    /// Makes this program a member of a mesh, and starts its tunnel. If the file of the member exists, it only starts.
+    /// Makes this program a member of a mesh, and starts its tunnel. If the file of the member
+    /// already exists, only starts the tunnel.
     ///
-    /// If the future is dropped, no tunnel starts, but the registration goes on in a thread: the program may become a member,
-    /// which the next call with the same file starts. If the program ends in between, the coordinator may list a member
-    /// without a file; the name is free after it has been revoked there.
+    /// If the future is dropped, no tunnel starts, but the registration continues in a thread. The
+    /// program may then become a member, and the next call with the same file starts its tunnel. If
+    /// the program ends during the registration, the coordinator may list a member without a file;
+    /// its name is free again after it has been revoked at the coordinator.
     ///
     /// # Errors
     /// [`Error::Join`], [`Error::Config`], and those of [`Tunnel::connect`].
@@ -85,8 +90,8 @@ impl Tunnel {
         Tunnel::connect(config).await
     }
 
-    /// Connects to a port inside the tunnel, such as `("db-1", 5432)` or `"10.9.0.1:80"`. The attempt is given up after 30
-    /// seconds.
+    /// Connects to a port inside the tunnel, such as `("db-1", 5432)` or `"10.9.0.1:80"`. The
+    /// attempt times out after 30 seconds.
     ///
     /// # Errors
     /// See [`Error`].
@@ -96,8 +101,8 @@ impl Tunnel {
         TcpStream::new(stream.map_err(|error| Error::of_socket(error, &to))?)
     }
 
-    /// Listens on a port of this host's addresses inside the tunnel; port 0 takes a free one. Any number is permitted, also
-    /// below 1024.
+    /// Listens on a port of this host's addresses inside the tunnel; port 0 chooses a free port.
+    /// Ports below 1024 need no privilege.
     ///
     /// # Errors
     /// [`Error::PortInUse`], [`Error::Ended`].
@@ -107,7 +112,8 @@ impl Tunnel {
         Ok(TcpListener::new(incoming))
     }
 
-    /// Opens a port for datagrams on this host's addresses inside the tunnel; port 0 takes a free one.
+    /// Opens a port for datagrams on this host's addresses inside the tunnel; port 0 chooses a free
+    /// port.
     ///
     /// # Errors
     /// [`Error::PortInUse`], [`Error::Limit`], [`Error::Ended`], [`Error::NoRuntime`], [`Error::System`].
@@ -117,7 +123,7 @@ impl Tunnel {
         UdpSocket::new(datagrams, self.addresses.clone(), self.mtu)
     }
 
-    /// Returns the addresses of a name inside the tunnel, at least one.
+    /// Returns the addresses of a name inside the tunnel: at least one.
     ///
     /// # Errors
     /// [`Error::UnknownName`], [`Error::Destination`], [`Error::Ended`].
@@ -189,7 +195,7 @@ fn run(config: &Config, requests: Requests, starting: Starting) {
         web_proxies: config.web_proxies.clone(),
     };
     let ended = embedded::run(options, requests, |started| {
-        // Nobody waits for the tunnel any more.
+        // The caller no longer waits for the tunnel.
         if let Err(Ok(started)) = answer(Ok(started)) {
             started.sockets.end();
         }
@@ -201,7 +207,7 @@ fn run(config: &Config, requests: Requests, starting: Starting) {
     }
 }
 
-/// Creates the directory of a member's state, which only its user can read.
+/// Creates the directory of a member's state, which only its owner can read.
 fn create_state(config: &Config) -> Result<&Path, Error> {
     let path = config.state_dir.as_deref().ok_or(Error::NoStateDir)?;
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);

@@ -13,14 +13,15 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 
-/// Bytes of the headers of IP and UDP.
+/// Length of the IP and UDP headers in bytes.
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
 
 /// A UDP port on the addresses of this host inside the tunnel. Dropping it closes the port.
 #[derive(Debug)]
 pub struct UdpSocket {
-    /// tokio has no type for sockets that keep the bounds of messages. This one waits for it; reads and writes are ours.
+    /// A SOCK_SEQPACKET socket. tokio has no type that preserves message boundaries, so this type
+    /// only waits for readiness; this module reads and writes itself.
     socket: UnixStream,
     port: u16,
     addresses: Vec<IpAddr>,
@@ -48,12 +49,13 @@ impl UdpSocket {
         self.port
     }
 
-    /// Sends a datagram to an address inside the tunnel; waits while the tunnel is behind. As anywhere, a datagram may be lost
-    /// on its way. [`Tunnel::lookup`](crate::Tunnel::lookup) returns the addresses of a name.
+    /// Sends a datagram to an address inside the tunnel. Waits while the tunnel is behind. As with
+    /// any UDP, a datagram may be lost on the path. [`Tunnel::lookup`](crate::Tunnel::lookup)
+    /// returns the addresses of a name.
     ///
     /// # Errors
-    /// `InvalidInput`: it exceeds the MTU, which is not fragmented, or this host has no address of that family.
-    /// `NotConnected`: the tunnel has ended.
+    /// `InvalidInput`: the datagram exceeds the MTU (it is not fragmented), or this host has no
+    /// address of that family. `NotConnected`: the tunnel has ended.
     pub async fn send_to(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
         let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let most = self.mtu.saturating_sub(headers);
@@ -85,7 +87,8 @@ impl UdpSocket {
         self.socket.async_io(Interest::WRITABLE, send).await
     }
 
-    /// Receives a datagram; returns its length and its source. Bytes that exceed `buf` are lost.
+    /// Receives a datagram, and returns its length and its source. Bytes beyond the length of `buf`
+    /// are lost.
     ///
     /// # Errors
     /// `NotConnected`: the tunnel has ended.
