@@ -10,12 +10,12 @@ const C: f64 = 0.4;
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// Initial window in segments (RFC 6928).
 const INITIAL: f64 = 10.0;
-/// Bounds of the increase of the round-trip time that ends slow start, and the samples of a round that it needs. RFC 9406
-/// has 8; acknowledgements of super-packets are fewer.
+/// Bounds of the increase of the round-trip time that ends slow start, and the number of samples in
+/// a round that this needs. RFC 9406 uses 8 samples; super-packets cause fewer acknowledgements.
 const DELAY_MIN: Duration = Duration::from_millis(4);
 const DELAY_MAX: Duration = Duration::from_millis(16);
 const SAMPLES: u32 = 3;
-/// Conservative slow start: the divisor of its growth, and its rounds.
+/// Conservative slow start: divisor of the growth, and number of rounds.
 const CSS_DIVISOR: f64 = 4.0;
 const CSS_ROUNDS: u32 = 5;
 
@@ -25,17 +25,17 @@ pub(crate) struct Window {
     mss: f64,
     bytes: f64,
     threshold: f64,
-    /// Window before the last reduction, and CUBIC's time to grow there again, in seconds.
+    /// Window before the last reduction in bytes, and CUBIC's time in seconds to grow back to it.
     max: f64,
     k: f64,
     epoch: Option<Instant>,
-    /// Window of a Reno flow.
+    /// Window that a Reno flow would have, in bytes.
     reno: f64,
     prior: f64,
     round: Round,
 }
 
-/// The round-trip times of a round of slow start and of the one before.
+/// The round-trip times of the current round of slow start, and of the previous round.
 #[derive(Clone, Debug, Default)]
 struct Round {
     least: Option<Duration>,
@@ -44,12 +44,12 @@ struct Round {
     conservative: Option<Conservative>,
 }
 
-/// Conservative slow start: the delay has grown.
+/// State of conservative slow start, after the delay has grown.
 #[derive(Clone, Copy, Debug)]
 struct Conservative {
-    /// The round-trip time below which it was by chance.
+    /// A later round-trip time below this one means that the delay had grown only by chance.
     baseline: Duration,
-    /// Rounds that are left.
+    /// Number of remaining rounds.
     rounds: u32,
 }
 
@@ -69,7 +69,7 @@ impl Window {
         }
     }
 
-    /// Bytes that may be in flight.
+    /// Returns the number of bytes that may be in flight.
     pub fn bytes(&self) -> usize {
         self.bytes as usize
     }
@@ -78,7 +78,8 @@ impl Window {
         self.bytes < self.threshold
     }
 
-    /// Grows by an acknowledgement of `acked` bytes; `limited` says whether the window has limited the sender.
+    /// Grows the window after an acknowledgement of `acked` bytes. `limited`: the window has
+    /// limited the sender.
     pub fn on_ack(&mut self, acked: usize, limited: bool, rtt: Duration, now: Instant) {
         if !limited {
             // CUBIC's clock stands still while the sender has nothing to send.
@@ -111,7 +112,7 @@ impl Window {
         }
     }
 
-    /// Notes a round-trip time of slow start.
+    /// Records a round-trip time. It matters only in slow start.
     pub fn on_sample(&mut self, rtt: Duration) {
         if !self.is_slow_start() {
             return;
@@ -136,7 +137,8 @@ impl Window {
         }
     }
 
-    /// Begins a round: everything that was in flight at the last beginning has been acknowledged.
+    /// Starts a new round: everything that was in flight when the last round started has been
+    /// acknowledged.
     pub fn on_round(&mut self) {
         let round = &mut self.round;
         let least = round.least.take().filter(|_| round.samples >= SAMPLES);
@@ -151,7 +153,7 @@ impl Window {
         }
     }
 
-    /// Reduces the window: a loss.
+    /// Reduces the window after a loss.
     pub fn on_loss(&mut self) {
         self.prior = self.bytes;
         // Fast convergence (RFC 9438 section 4.7).
@@ -165,8 +167,8 @@ impl Window {
         self.epoch = None;
     }
 
-    /// Reduces the window to a segment: nothing has been acknowledged for long. `first`: not yet for this segment (RFC 5681
-    /// section 3.1).
+    /// Reduces the window to one segment after a retransmission timeout. `first`: this is the first
+    /// timeout for this segment (RFC 5681 section 3.1).
     pub fn on_timeout(&mut self, first: bool) {
         if first {
             self.on_loss();
@@ -174,7 +176,7 @@ impl Window {
         self.bytes = self.mss;
     }
 
-    /// Begins again after a pause in which nothing was sent (RFC 5681 section 4.1).
+    /// Restarts after a pause in which nothing was sent (RFC 5681 section 4.1).
     pub fn on_idle(&mut self) {
         if self.threshold.is_finite() {
             self.threshold = self.threshold.max(0.75 * self.bytes);
@@ -218,7 +220,8 @@ mod tests {
         assert!((least..most).contains(&grown), "{grown}");
     }
 
-    /// RFC 9438, section 4.2: the window is again what it was K seconds after the loss, with K = cbrt(W_max (1 - beta) / C).
+    /// RFC 9438, section 4.2: K seconds after the loss, the window has its former size again, with
+    /// K = cbrt(W_max (1 - beta) / C).
     #[test]
     fn cubic_is_back_after_k_seconds() {
         let mut window = Window::new(MSS as u16);

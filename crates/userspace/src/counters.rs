@@ -2,7 +2,8 @@
 
 use seikan_observe::DropCounts;
 
-/// Counts since the start, and current numbers. "In" is from the tunnel, "out" is to the tunnel.
+/// Counts since the start, and current numbers. "In" means from the tunnel, "out" means to the
+/// tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The SOCKS5 proxy.
@@ -17,7 +18,7 @@ pub struct Counters {
     pub own: ServiceCounters,
     /// Packets from the tunnel.
     pub packets_in: u64,
-    /// Packets to the tunnel; a super-packet is one.
+    /// Packets to the tunnel; a super-packet counts as one.
     pub packets_out: u64,
     /// Packets that were dropped, by reason.
     pub drops: DropCounts,
@@ -30,7 +31,8 @@ pub struct ServiceCounters {
     pub open: u64,
     /// Connections whose far end answered.
     pub accepted: u64,
-    /// Connections that were refused: bad request, unknown name, no answer, refused by the far end, over a limit.
+    /// Connections that were refused: bad request, unknown name, no answer, refused by the far end,
+    /// or over a limit.
     pub refused: u64,
     /// Payload bytes from the tunnel.
     pub bytes_in: u64,

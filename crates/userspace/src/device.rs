@@ -12,9 +12,10 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Largest IP packet, also of a super-packet: the length field has 16 bits.
+/// Maximum length of an IP packet in bytes, super-packets included: the length field has 16 bits.
 const MAX_PACKET: usize = 65_535;
-/// Packets kept while the worker is behind. Answers to arrivals need them; data waits in the send buffers instead.
+/// Maximum number of packets that are kept while the worker is behind. They are answers to received
+/// packets; data waits in the send buffers instead.
 const MAX_PENDING: usize = 256;
 
 /// One end of the socket pair, as a device of smoltcp.
@@ -30,11 +31,12 @@ pub(crate) struct Device {
     arrived: Option<Range<usize>>,
     out: Vec<u8>,
     pending: VecDeque<Vec<u8>>,
-    /// Sequence numbers that are left out of what smoltcp sends again.
+    /// Ranges of sequence numbers to leave out when smoltcp sends them again.
     pub left_out: Vec<sender::Range>,
     /// TCP segments that were sent since smoltcp was polled last.
     pub sent: Vec<Sent>,
-    /// The number after the last one that smoltcp has sent, also if it was left out.
+    /// The sequence number after the last one that smoltcp has sent, whether or not it was left
+    /// out.
     pub position: Option<u32>,
     /// Packets written.
     pub packets_out: u64,
@@ -152,13 +154,14 @@ impl AsFd for Device {
     }
 }
 
-/// The fate of a packet that was written.
+/// Outcome of writing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
     Sent,
-    /// The other end is behind: an event tells when there is room.
+    /// The other end is behind. An event follows when there is space.
     Later,
-    /// Larger than the socket takes, or without memory. An end that is closed is noticed by reading.
+    /// The packet is too large for the socket, there is no memory, or the other end is closed;
+    /// reading detects a closed end.
     Refused,
 }
 
@@ -191,9 +194,9 @@ impl phy::Device for Device {
     fn capabilities(&self) -> DeviceCapabilities {
         let mut caps = DeviceCapabilities::default();
         caps.medium = Medium::Ip;
-        // The packets of the tunnel are smaller: `packet::complete` lowers the MSS that we announce, and the MSS of the peer
-        // is lowered before smoltcp reads it. An MTU of this size is needed because smoltcp 0.14 drops IPv6 super-packets
-        // that exceed it.
+        // Packets of the tunnel are smaller: `packet::complete` lowers the announced MSS, and the
+        // peer's MSS is lowered before smoltcp reads it. An MTU of this size is needed because
+        // smoltcp 0.14 drops IPv6 super-packets that exceed it.
         caps.max_transmission_unit = MAX_PACKET;
         caps.segmentation.tcpv4 = NonZeroUsize::new(MAX_PACKET);
         caps.segmentation.tcpv6 = NonZeroUsize::new(MAX_PACKET);
@@ -232,7 +235,7 @@ pub(crate) struct TxToken<'a> {
 }
 
 impl TxToken<'_> {
-    /// Sends a TCP segment that occupies sequence numbers, without those that are left out.
+    /// Sends a TCP segment that occupies sequence numbers, except for the ranges in `left_out`.
     fn send_numbers(&mut self, packet: &[u8], sent: Sent) {
         let whole = (sent.seq, sent.seq.wrapping_add(sent.length));
         *self.position = Some(whole.1);

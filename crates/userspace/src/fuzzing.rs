@@ -65,12 +65,14 @@ fn outcome(parsed: Parsed<impl Debug>) -> Outcome {
     }
 }
 
-/// Returns the length of the header of a datagram of a SOCKS5 client; `None` if it is none.
+/// Returns the length of the header of a SOCKS5 client's datagram; `None` if the datagram is
+/// invalid.
 pub fn datagram_header(bytes: &[u8]) -> Option<usize> {
     socks::datagram(bytes).map(|(_, length)| length)
 }
 
-/// A stack with a listening port 80 and a port 53 for datagrams, which nobody reads, and an exposed port 22.
+/// A stack with a listening port 80, a port 53 for datagrams, and an exposed port 22. Nothing reads
+/// from ports 80 and 53.
 pub struct Machine {
     engine: Engine,
     device: OwnedFd,
@@ -120,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Delivers a virtio-net header with a packet; returns those that the stack sends.
+    /// Delivers a virtio-net header with a packet, and returns the packets that the stack sends.
     pub fn deliver(&mut self, packet: &[u8]) -> Vec<Vec<u8>> {
         let _ = nix::unistd::write(&self.device, packet);
         for _ in 0..3 {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How a stream of this process ends. A pair of sockets tells its ends apart from its resets by this only.
+/// How a stream of this process ends. A pair of sockets cannot signal a reset, so these flags tell
+/// a reset from a regular end.
 #[derive(Debug, Default)]
 pub struct StreamEnd {
     finished: AtomicBool,
@@ -18,17 +19,18 @@ pub struct StreamEnd {
 }
 
 impl StreamEnd {
-    /// Whether the far end has sent everything. Without it, the end of the bytes is a reset.
+    /// Whether the far end has sent everything. If not, the end of the bytes is a reset.
     pub fn is_finished(&self) -> bool {
         self.finished.load(Ordering::Acquire)
     }
 
-    /// Makes the end of the stream a reset for the far end.
+    /// Makes the stream end with a reset for the far end.
     pub fn reset(&self) {
         self.resets.store(true, Ordering::Release);
     }
 
-    /// Notes that this program writes nothing more. [`Sockets::finish`](crate::Sockets::finish) waits for what it has written.
+    /// Records that this program writes nothing more. [`Sockets::finish`](crate::Sockets::finish)
+    /// waits until the written bytes are delivered.
     pub fn shut_down(&self) {
         self.shut_down.store(true, Ordering::Release);
     }
@@ -61,9 +63,9 @@ pub(crate) enum HostStream {
 }
 
 impl HostStream {
-    /// Ends the direction to the host after everything of the far end has been written.
+    /// Ends the direction to the host after all bytes from the far end have been written.
     pub fn finish(&self) {
-        // An error means that the host's end is gone: the next read tells.
+        // An error means that the host's end is gone. The next read reports it.
         let _ = match self {
             HostStream::Tcp(socket) => socket.shutdown(Shutdown::Write),
             HostStream::Own(stream) => {
@@ -81,14 +83,14 @@ impl HostStream {
         };
     }
 
-    /// Makes the end of this connection a reset for the host.
+    /// Makes the connection end with a reset for the host.
     pub fn reset(&self) {
         if let HostStream::Tcp(socket) = self {
             let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
         }
     }
 
-    /// Whether the host wants its end to be a reset.
+    /// Whether the host's end must be passed on as a reset.
     pub fn is_reset(&self) -> bool {
         match self {
             HostStream::Tcp(_) => false,
@@ -104,7 +106,7 @@ impl HostStream {
         }
     }
 
-    /// Whether it is of this process.
+    /// Whether the connection is a stream of this process.
     pub fn is_own(&self) -> bool {
         matches!(self, HostStream::Own(_))
     }
@@ -117,10 +119,11 @@ impl HostStream {
         }
     }
 
-    /// Returns the addresses of a client's connection: the one that it has reached, and its own.
+    /// Returns the two addresses of a client's connection: the address that the client connected
+    /// to, and the client's own.
     ///
     /// # Errors
-    /// The connection is gone, or it is of this process.
+    /// The connection is gone, or it is a stream of this process.
     pub fn client(&self) -> io::Result<(SocketAddr, SocketAddr)> {
         match self {
             HostStream::Tcp(socket) => Ok((socket.local_addr()?, socket.peer_addr()?)),

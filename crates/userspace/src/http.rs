@@ -16,14 +16,14 @@ macro_rules! refusal {
     };
 }
 
-/// Longest head of a request, in bytes.
+/// Maximum length of the head of a request, in bytes.
 pub(crate) const MAX_HEAD: usize = 8192;
-/// Most header fields of a request.
+/// Maximum number of header fields of a request.
 const MAX_FIELDS: usize = 64;
 
 /// The answer to a request that succeeded.
 pub(crate) const SUCCESS: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
-/// The answer to something that is no request.
+/// The answer to bytes that are not a request.
 pub(crate) const BAD_REQUEST: &str =
     refusal!("400 Bad Request", "the request is not valid HTTP/1.1");
 /// The answer to a head that is too long.
@@ -37,7 +37,7 @@ pub(crate) const TOO_LONG: &str = refusal!(
 pub(crate) enum Request {
     /// CONNECT.
     Connect(Target),
-    /// CONNECT to a destination that is none.
+    /// CONNECT with an invalid destination.
     BadTarget,
     /// Another method.
     OtherMethod,

@@ -1,5 +1,6 @@
-//! A TCP connection inside the tunnel: a socket of smoltcp in a set of its own, so that the cost of a packet and of a poll
-//! does not grow with the number of connections. [`Sender`] steers it.
+//! A TCP connection inside the tunnel: a socket of smoltcp in a set of its own, so that the cost of
+//! a packet or a poll does not grow with the number of connections. [`Sender`] controls its
+//! sending.
 
 use crate::device::Device;
 use crate::packet::{self, FlowKey, Inbound};
@@ -10,34 +11,36 @@ use smoltcp::iface::{Interface, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, ConnectError, Socket, SocketBuffer, State};
 use std::time::{Duration, Instant};
 
-/// More than smoltcp's longest retransmission timeout: that long after it has sent, it sends everything again.
+/// A time longer than smoltcp's longest retransmission timeout. When smoltcp's clock is this far
+/// after the last transmission, it sends everything again.
 const LATER: Duration = Duration::from_secs(61);
 
 /// One connection inside the tunnel.
 #[derive(Debug)]
 pub(crate) struct Inside {
-    /// Its ends.
+    /// The addresses of both ends.
     pub flow: FlowKey,
-    /// Bytes of both buffers.
+    /// Size of both buffers together, in bytes.
     pub buffer_bytes: usize,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
-    /// Size of its segments; known when the far end's SYN has arrived.
+    /// Maximum segment size in bytes; known once the far end's SYN has arrived.
     mss: u16,
-    /// Number of the far end's first byte, and bytes that were taken from the receive buffer.
+    /// Sequence number of the far end's first byte, and number of bytes taken from the receive
+    /// buffer (modulo 2^32).
     first: u32,
     taken: u32,
     /// Whether the far end acknowledges selectively.
     selective: bool,
-    /// Window scale of the far end; `None`: it does not scale.
+    /// Window scale of the far end; `None`: the far end does not scale windows.
     scale: Option<u8>,
     sender: Option<Sender>,
-    /// The window field that smoltcp has seen last.
+    /// The last window field that smoltcp has seen.
     window: u16,
     action: Action,
-    /// The time that smoltcp was told last to make it send again.
+    /// The last time in the future that was passed to smoltcp to make it send again.
     later: Option<Instant>,
-    /// The last segment of the far end, and the last probe of it.
+    /// When the last segment of the far end arrived, and when it was last probed.
     heard_at: Option<Instant>,
     probed_at: Option<Instant>,
 }
@@ -55,7 +58,7 @@ pub(crate) enum Next {
 pub(crate) struct Net<'a> {
     pub interface: &'a mut Interface,
     pub device: &'a mut Device,
-    /// Beginning of smoltcp's time.
+    /// Start of smoltcp's clock.
     pub epoch: Instant,
     pub now: Instant,
     pub mtu: usize,
@@ -67,7 +70,7 @@ impl Net<'_> {
     }
 }
 
-/// The time as smoltcp counts it.
+/// Converts a time to smoltcp's clock, which starts at `epoch`.
 pub(crate) fn clock(epoch: Instant, at: Instant) -> smoltcp::time::Instant {
     let elapsed = at.saturating_duration_since(epoch);
     smoltcp::time::Instant::from_micros(elapsed.as_micros() as i64)
@@ -75,10 +78,10 @@ pub(crate) fn clock(epoch: Instant, at: Instant) -> smoltcp::time::Instant {
 
 impl Inside {
     fn new(flow: FlowKey, buffer: usize) -> Inside {
-        // Zeroed pages: the kernel provides them when they are used.
+        // The kernel provides zeroed pages only when they are used.
         let ring = || SocketBuffer::new(vec![0; buffer]);
         let mut socket = Socket::new(ring(), ring());
-        // The programs at both ends decide that.
+        // The programs at both ends decide when to send.
         socket.set_nagle_enabled(false);
         socket.set_congestion_control(CongestionControl::None);
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
@@ -105,7 +108,7 @@ impl Inside {
     /// Starts to connect, with two buffers of `buffer` bytes.
     ///
     /// # Errors
-    /// Those of smoltcp: an unspecified address, or two families.
+    /// Errors of smoltcp: an unspecified address, or addresses of two families.
     pub fn connect(
         interface: &mut Interface,
         flow: FlowKey,
@@ -117,7 +120,8 @@ impl Inside {
         Ok(inside)
     }
 
-    /// Makes a connection for a SYN, which has to arrive next. It is answered after [`Inside::accept`].
+    /// Makes a connection for a SYN, which must be passed to [`Inside::ingress`] next. The SYN is
+    /// answered after [`Inside::accept`].
     pub fn pending(flow: FlowKey, buffer: usize) -> Option<Inside> {
         let mut inside = Inside::new(flow, buffer);
         let socket = inside.socket();
@@ -131,22 +135,22 @@ impl Inside {
         self.socket().pause_synack(false);
     }
 
-    /// The socket. Tell [`Inside::on_taken`] of bytes that are taken from it.
+    /// Returns the socket. Bytes taken from it must be reported to [`Inside::on_taken`].
     pub fn socket(&mut self) -> &mut Socket<'static> {
         self.sockets.get_mut(self.handle)
     }
 
-    /// The state of the socket.
+    /// Returns the state of the socket.
     pub fn state(&self) -> State {
         self.sockets.get::<Socket>(self.handle).state()
     }
 
-    /// Notes that bytes were taken from the receive buffer.
+    /// Records that bytes were taken from the receive buffer.
     pub fn on_taken(&mut self, bytes: u64) {
         self.taken = self.taken.wrapping_add(bytes as u32);
     }
 
-    /// Gives smoltcp the segment in the device's inbox.
+    /// Passes the segment in the device's inbox to smoltcp.
     pub fn ingress(&mut self, net: &mut Net<'_>, packet: &Inbound) {
         self.heard_at = Some(net.now);
         let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
@@ -160,10 +164,12 @@ impl Inside {
         let seq = tcp::seq(segment);
         let end = seq.wrapping_add((segment.len() - header_len) as u32);
         let expected = self.expected();
-        // smoltcp discards a segment of which everything has arrived before, with its acknowledgement.
+        // smoltcp discards a segment whose bytes have all arrived before, together with its
+        // acknowledgement.
         let is_old = sender::is_before(seq, expected) && !sender::is_before(expected, end);
         if flags & tcp::SYN != 0 {
-            // smoltcp answers one of an open connection, and changes nothing (RFC 5961 section 4).
+            // On an open connection, smoltcp answers a SYN and changes nothing (RFC 5961 section
+            // 4).
             if matches!(self.state(), State::Listen | State::SynSent) {
                 self.on_syn(segment, header_len, packet::max_segment(net.mtu, is_v6));
             }
@@ -173,14 +179,15 @@ impl Inside {
             return;
         }
         self.poll_ingress(net, range);
-        // Two ends that both send old segments again would never see each other's acknowledgements.
+        // Otherwise two ends that both send old segments again would never see each other's
+        // acknowledgements.
         if is_old && self.sender.as_ref().map(Sender::una) != una {
             self.tell_acknowledgement(net);
         }
     }
 
-    /// Reads an acknowledgement, and makes its window what smoltcp should see. Returns false if smoltcp should not see it: it
-    /// would count duplicates.
+    /// Reads an acknowledgement, and replaces its window by the one for smoltcp. Returns false if
+    /// smoltcp must not see the segment, because it would count it as a duplicate.
     fn read_acknowledgement(
         &mut self,
         segment: &mut [u8],
@@ -219,7 +226,7 @@ impl Inside {
         self.note_sent(net);
     }
 
-    /// Reads the options of the far end's SYN, and makes them what smoltcp should see.
+    /// Reads the options of the far end's SYN, and replaces them by those for smoltcp.
     fn on_syn(&mut self, segment: &mut [u8], header_len: usize, limit: u16) {
         // smoltcp does not verify the checksum, which changes.
         tcp::clamp_mss(segment, limit, true);
@@ -260,7 +267,7 @@ impl Inside {
         }
     }
 
-    /// Sends what may be sent.
+    /// Sends all segments that may be sent, and returns when to poll again.
     pub fn egress(&mut self, net: &mut Net<'_>) -> Next {
         net.device.mss = self.mss;
         if net.device.is_blocked() {
@@ -275,7 +282,7 @@ impl Inside {
             Action::Rewind => {
                 self.tell_window(net);
                 self.rewind();
-                // Later than the last time, which smoltcp's timer counts from.
+                // It must be after the last such time, because smoltcp's timer counts from there.
                 let later = self.later.map_or(net.now, |at| at.max(net.now)) + LATER;
                 self.later = Some(later);
                 self.poll_egress(net, later);
@@ -305,7 +312,8 @@ impl Inside {
         now.saturating_duration_since(heard_at)
     }
 
-    /// Makes the far end answer, if it was not asked for `pause` (RFC 9293 section 3.8.4). Unacknowledged bytes do the same.
+    /// Probes the far end to make it answer, unless it was probed within `pause` (RFC 9293 section
+    /// 3.8.4). Unacknowledged bytes make it answer anyway, so nothing is sent then.
     pub fn probe(&mut self, net: &mut Net<'_>, pause: Duration) {
         let asked = self.probed_at.is_some_and(|at| net.now < at + pause);
         if asked || self.socket().send_queue() > 0 {
@@ -314,11 +322,11 @@ impl Inside {
         let ack = self.expected();
         let Some(sender) = &self.sender else { return };
         self.probed_at = Some(net.now);
-        // The far end has acknowledged this number: it answers and does not look at the window.
+        // The far end has acknowledged this number, so it answers without regard to the window.
         let seq = sender.una().wrapping_sub(1);
         let mut packet = packet::empty_segment(&self.flow, seq, ack, u16::MAX);
         packet::complete(&mut packet, net.mtu, self.mss);
-        // The next probe is soon enough if there is no space.
+        // If there is no space, the next probe is soon enough.
         let _ = net.device.send(&packet);
     }
 
@@ -333,14 +341,14 @@ impl Inside {
         result
     }
 
-    /// Tells [`Sender`] that smoltcp begins again with the first number that is not acknowledged.
+    /// Tells [`Sender`] that smoltcp starts again at the first number that is not acknowledged.
     fn rewind(&mut self) {
         if let Some(sender) = &mut self.sender {
             sender.on_position(sender.una());
         }
     }
 
-    /// The next sequence number of the far end.
+    /// Returns the next sequence number that is expected from the far end.
     fn expected(&mut self) -> u32 {
         let fin = matches!(
             self.state(),
@@ -352,7 +360,7 @@ impl Inside {
             .wrapping_add(fin.into())
     }
 
-    /// Tells smoltcp the current window.
+    /// Passes the current window to smoltcp, if it differs from the last one.
     fn tell_window(&mut self, net: &mut Net<'_>) {
         let told = Some(self.window);
         if self.sender.as_ref().map(|sender| field(sender, self.scale)) != told {
@@ -360,7 +368,8 @@ impl Inside {
         }
     }
 
-    /// Gives smoltcp an acknowledgement with the current window, as if it came from the far end.
+    /// Passes an acknowledgement with the current window to smoltcp, as if it came from the far
+    /// end.
     fn tell_acknowledgement(&mut self, net: &mut Net<'_>) {
         let expected = self.expected();
         let Some(sender) = &self.sender else { return };
@@ -382,7 +391,7 @@ impl Inside {
     }
 }
 
-/// The window field that smoltcp should see.
+/// Returns the window field for smoltcp.
 fn field(sender: &Sender, scale: Option<u8>) -> u16 {
     let shift = scale.map_or(0, |_| sender::SCALE);
     u16::try_from(sender.allowed(1 << shift) >> shift).unwrap_or(u16::MAX)

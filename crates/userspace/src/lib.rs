@@ -1,10 +1,11 @@
 //! TCP/IP for a tunnel without root: a stack in user space, proxies and port forwards.
 //!
-//! [`Stack::start`] takes one end of a SOCK_SEQPACKET socket pair ([`packet_pair`]), of which the tunnel's worker uses the other end as its
-//! TUN device: each message is a virtio-net header and an IP packet. A thread of its own (`stack`) answers for the addresses
-//! of this host inside the tunnel. Programs of the host reach the inside by SOCKS5, by HTTP CONNECT and by forwarded ports
-//! ([`Forward`]); the inside reaches ports of the host that are exposed ([`Exposed`]). This process opens sockets inside by
-//! [`Sockets`].
+//! [`Stack::start`] takes one end of a SOCK_SEQPACKET socket pair ([`packet_pair`]). The tunnel's
+//! worker uses the other end as its TUN device: each message is a virtio-net header and an IP
+//! packet. The stack runs in a thread of its own (`stack`), and answers for the addresses of this
+//! host inside the tunnel. Programs of the host connect to the inside by SOCKS5, HTTP CONNECT and
+//! forwarded ports ([`Forward`]). Hosts inside connect to exposed ports of this host ([`Exposed`]).
+//! This process opens sockets inside by [`Sockets`].
 #![forbid(unsafe_code)]
 
 mod congestion;

@@ -9,14 +9,14 @@ use std::time::Duration;
 /// Options of a stack.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Addresses of this host inside the tunnel, at most 8. The lengths of the prefixes do not matter: everything goes
-    /// into the tunnel.
+    /// Addresses of this host inside the tunnel, 1 to 8. The prefix lengths only help to choose the
+    /// source address: everything goes into the tunnel.
     pub addresses: Vec<IpNet>,
     /// MTU of the tunnel in bytes, 576 to 65535 (with an IPv6 address at least 1280).
     pub mtu: u32,
-    /// Addresses of the host on which SOCKS5 is served; port 0 takes a free one.
+    /// Addresses of the host on which SOCKS5 is served; port 0 chooses a free port.
     pub socks: Vec<SocketAddr>,
-    /// Addresses of the host on which HTTP CONNECT is served; port 0 takes a free one.
+    /// Addresses of the host on which HTTP CONNECT is served; port 0 chooses a free port.
     pub http: Vec<SocketAddr>,
     /// Ports of the host that lead into the tunnel.
     pub forwards: Vec<Forward>,
@@ -29,13 +29,15 @@ pub struct Options {
 /// Bounds on the memory of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of connections and UDP flows at once, of all services; at most the process's limit of open files less
-    /// 256.
+    /// Maximum number of simultaneous connections and UDP flows of all services together. The
+    /// process's limit of open files less 256 applies as well.
     pub connections: usize,
-    /// Maximum bytes of all buffers of connections. New connections get smaller buffers when half of it is used.
+    /// Maximum size of all connection buffers together, in bytes. New connections get smaller
+    /// buffers once a quarter of it is used, and the smallest from three quarters on.
     pub buffer_bytes: usize,
-    /// Time without a segment of the far end after which a connection that it has opened is given up. From half of it on, the
-    /// far end is probed ten times (keep-alives, RFC 9293 section 3.8.4).
+    /// Time without a segment from the far end after which a connection opened by the far end is
+    /// closed. From half of this time on, the far end is probed ten times (keep-alives, RFC 9293
+    /// section 3.8.4).
     pub silent_for: Duration,
 }
 
@@ -71,7 +73,8 @@ impl fmt::Display for Transport {
 /// `8080:db-1:5432`, `127.0.0.1:8080:db-1:5432` or `[::1]:8080:[fd00::1]:80`. The address is 127.0.0.1 by default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// Address of the host; port 0 takes a free one.
+    /// Address of the host to listen on. Port 0 chooses a free port; the text form does not accept
+    /// it.
     pub listen: SocketAddr,
     /// Name or address inside the tunnel; a name is looked up for each connection.
     pub host: String,
@@ -93,7 +96,7 @@ pub struct Exposed {
     pub transport: Transport,
 }
 
-/// Why a text does not describe a forwarded or exposed port.
+/// Error in a text that describes a forwarded or exposed port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The number of parts is wrong.
@@ -210,7 +213,7 @@ fn write_transport(f: &mut fmt::Formatter<'_>, transport: Transport) -> fmt::Res
     }
 }
 
-/// A text cut at its colons, those within brackets aside.
+/// A text split at the colons outside of brackets.
 struct Parser<'a> {
     text: &'a str,
     expected: &'static str,

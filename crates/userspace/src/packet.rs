@@ -1,4 +1,5 @@
-//! Packets of the device: classified and checked on their way in, built and completed on their way out.
+//! Packets of the device: classifies and checks received packets, builds and completes packets to
+//! send.
 
 use crate::sender::{Range, Sent};
 use seikan_observe::DropReason;
@@ -25,7 +26,7 @@ pub(crate) struct Inbound {
     pub transport_at: usize,
     /// End of the IP packet.
     pub end: usize,
-    /// Its kind.
+    /// Kind of the packet.
     pub kind: Kind,
 }
 
@@ -59,10 +60,11 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Classifies `packet`, an IP packet after the header `vnet`. `is_local` says which addresses are those of this host.
+/// Classifies `packet`, an IP packet with the virtio-net header `vnet`. `is_local` returns whether
+/// an address is one of this host.
 ///
 /// # Errors
-/// Why the packet has to be dropped.
+/// The reason for which the packet must be dropped.
 pub(crate) fn classify(
     vnet: &VnetHdr,
     packet: &[u8],
@@ -113,10 +115,12 @@ fn flow(ip: &IpPacket, segment: &[u8]) -> Option<FlowKey> {
     })
 }
 
-/// Checks the transport checksum. The worker has done so only for packets whose checksum is partial.
+/// Checks the transport checksum. The worker has verified only the packets that it passes on with a
+/// partial checksum.
 fn verify(ip: &IpPacket, protocol: u8, segment: &[u8]) -> Result<(), DropReason> {
     if protocol == PROTO_UDP && segment.len() >= udp::HEADER_LEN && udp::checksum(segment) == 0 {
-        // None over IPv4; not permitted over IPv6 (RFC 8200 section 8.1).
+        // A checksum of 0 means "none" over IPv4. It is not permitted over IPv6 (RFC 8200 section
+        // 8.1).
         return if ip.is_v6() {
             Err(DropReason::BadChecksum)
         } else {
@@ -176,7 +180,8 @@ fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
     })
 }
 
-/// Ranges of the datagrams in a UDP payload of `length` bytes, `size` bytes each.
+/// Returns the ranges of the datagrams in a UDP payload of `length` bytes, `size` bytes each except
+/// the last.
 pub(crate) fn datagrams(
     length: usize,
     size: usize,
@@ -186,7 +191,8 @@ pub(crate) fn datagrams(
     (0..count).map(move |i| i * size..length.min((i + 1).saturating_mul(size)))
 }
 
-/// Writes header and IP packet of a UDP datagram to `out`, with a partial checksum, as the kernel does.
+/// Writes a virtio-net header and the IP packet of a UDP datagram to `out`, with a partial
+/// checksum, as the kernel does.
 ///
 /// # Errors
 /// [`DropReason::TooBig`] if it exceeds `mtu`: the stack does not fragment.
@@ -230,7 +236,8 @@ pub(crate) fn inbound_header(flow: &FlowKey, protocol: u8, length: usize) -> Vec
     ip_header(flow.remote.ip(), flow.local.ip(), protocol, length)
 }
 
-/// Returns a TCP segment without payload to the far end of a flow, with the space of the device's header before it.
+/// Returns a TCP segment without payload to the far end of a flow, preceded by space for the
+/// device's header.
 pub(crate) fn empty_segment(flow: &FlowKey, seq: u32, ack: u32, window: u16) -> Vec<u8> {
     const LEN: usize = 20;
     let mut packet = vec![0; VNET_HDR_LEN];
@@ -250,7 +257,7 @@ fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
     let mut header = Vec::with_capacity(40);
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            // Don't fragment: an identification of 0 is then permitted (RFC 6864).
+            // With Don't Fragment set, an identification of 0 is permitted (RFC 6864).
             header.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
             header.extend(from.octets());
             header.extend(to.octets());
@@ -270,9 +277,10 @@ fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
     header
 }
 
-/// Completes a packet that smoltcp has written behind [`VNET_HDR_LEN`] bytes of `buf`: lowers the MSS of a SYN to what fits
-/// `mtu`, writes the partial checksum of TCP, and describes a segment of more than `mss` bytes as a super-packet. Returns the
-/// numbers of a TCP segment.
+/// Completes a packet that smoltcp has written behind [`VNET_HDR_LEN`] bytes of `buf`: lowers the
+/// MSS of a SYN to what fits `mtu`, writes the partial checksum of TCP, and describes a segment of
+/// more than `mss` bytes as a super-packet. Returns the sequence numbers of the segment; `None` if
+/// the packet is not TCP.
 pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) -> Option<Sent> {
     let completed = complete_tcp(&mut buf[VNET_HDR_LEN..], mtu, mss);
     let (vnet, sent) = match completed {
@@ -283,7 +291,8 @@ pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) -> Option<Sent> {
     sent
 }
 
-/// Cuts the sequence numbers `piece` out of a TCP segment in a packet with its header.
+/// Returns a copy of a packet with its header, in which the TCP segment is reduced to the sequence
+/// numbers `piece`.
 pub(crate) fn cut(packet: &[u8], piece: Range) -> Vec<u8> {
     let whole = &packet[VNET_HDR_LEN..];
     let (Ok(ip), (start, end)) = (IpPacket::parse(whole), piece) else {
@@ -299,7 +308,7 @@ pub(crate) fn cut(packet: &[u8], piece: Range) -> Vec<u8> {
     cut.extend(&payload[from..to]);
     let header = &mut cut[VNET_HDR_LEN + ip.header_len..];
     tcp::set_seq(header, start);
-    // FIN has the number after the payload.
+    // FIN occupies the sequence number after the payload.
     if end.wrapping_sub(first) as usize <= payload.len() {
         header[13] &= !tcp::FIN;
     }
@@ -350,13 +359,15 @@ fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<Completed> {
     Some(Completed { vnet, sent })
 }
 
-/// Largest TCP payload of a packet of `mtu` bytes without options (RFC 9293 section 3.7.1).
+/// Returns the maximum TCP payload of a packet of `mtu` bytes without options (RFC 9293 section
+/// 3.7.1).
 pub(crate) fn max_segment(mtu: usize, is_v6: bool) -> u16 {
     let headers = if is_v6 { 60 } else { 40 };
     u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
 }
 
-/// The MSS option of a SYN; 536 or 1220 bytes without one (RFC 9293 section 3.7.1).
+/// Returns the MSS option of a SYN; without one, 536 bytes for IPv4 or 1220 for IPv6 (RFC 9293
+/// section 3.7.1).
 pub(crate) fn announced_mss(segment: &[u8], is_v6: bool) -> u16 {
     let default = if is_v6 { 1220 } else { 536 };
     let Some(length) = tcp::header_len(segment) else {

@@ -1,13 +1,15 @@
-//! The sending side of a connection: how much is sent, and what is sent again.
+//! The sending side of a connection: decides how much is sent, and what is sent again.
 //!
-//! smoltcp's own congestion control reaches 9 Mbit/s on a path of 50 ms and 100 Mbit/s, this module 93, the kernel's CUBIC 92
-//! (`measure_long` in tests/path.rs). smoltcp's reads no selective acknowledgements, reduces its window once for each loss of
-//! a burst, counts an acknowledgement of a super-packet as one of a segment, and waits for a second at least. So smoltcp runs
-//! without one.
+//! On a path of 50 ms and 100 Mbit/s, smoltcp's own congestion control reaches 9 Mbit/s, this
+//! module 93, and the kernel's CUBIC 92 (`measure_long` in tests/path.rs). smoltcp's congestion
+//! control reads no selective acknowledgements, reduces its window once for each loss of a burst,
+//! counts the acknowledgement of a super-packet as that of one segment, and has a minimum timeout
+//! of one second. Therefore smoltcp runs without congestion control.
 //!
-//! This module reads the acknowledgements before smoltcp does, and steers it by three means: the receive window that smoltcp
-//! sees; its retransmission timer, which makes it send again from the first number that is not acknowledged; and the device,
-//! which leaves out everything that is not lost.
+//! This module reads the acknowledgements before smoltcp does, and controls smoltcp by three means:
+//! the receive window that it sees; its retransmission timer, which makes it send again from the
+//! first number that is not acknowledged; and the device, which leaves out everything that is not
+//! lost.
 
 use crate::congestion::Window;
 use seikan_wire::tcp;
@@ -16,29 +18,30 @@ use std::time::{Duration, Instant};
 
 /// Window scale towards smoltcp: windows are multiples of 64 bytes up to 4 MiB, the largest send buffer.
 pub(crate) const SCALE: u8 = 6;
-/// Least timeout before everything is sent again, as in Linux; RFC 6298 has a second.
+/// Minimum timeout before everything is sent again, as in Linux; RFC 6298 requires one second.
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Timeout before a round trip has been measured.
 const TIMEOUT_INITIAL: Duration = Duration::from_secs(1);
-/// Timeouts in a row after which a connection is given up: about ten minutes.
+/// Number of consecutive timeouts after which a connection is closed: about ten minutes.
 const GIVE_UP_AFTER: u32 = 15;
-/// Segments acknowledged selectively above a hole, or duplicate acknowledgements, that mean a loss (RFC 6675).
+/// Number of segments acknowledged selectively above a hole, or of duplicate acknowledgements, that
+/// indicates a loss (RFC 6675).
 const DUPLICATES: u32 = 3;
-/// Most ranges that are remembered, of each kind.
+/// Maximum number of ranges that are remembered, of each kind.
 const MAX_RANGES: usize = 256;
-/// Most packets whose times are remembered.
+/// Maximum number of packets whose times of sending are remembered.
 const MAX_TIMES: usize = 1024;
 
-/// A range of sequence numbers: the first, and the one after the last.
+/// A range of sequence numbers: the first number, and the number after the last.
 pub(crate) type Range = (u32, u32);
 
-/// Something that smoltcp has to be made to do.
+/// An action that smoltcp must be made to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Nothing but what it does by itself.
+    /// None besides what smoltcp does by itself.
     None,
-    /// Send again, from the first number that is not acknowledged on.
+    /// Send again, starting with the first number that is not acknowledged.
     Rewind,
     /// End the connection.
     GiveUp,
@@ -48,7 +51,7 @@ pub(crate) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub seq: u32,
-    /// Its length in sequence numbers: payload, SYN and FIN.
+    /// Length of the segment in sequence numbers: payload, SYN and FIN.
     pub length: u32,
     pub is_syn: bool,
 }
@@ -58,12 +61,13 @@ pub(crate) struct Sent {
 pub(crate) struct Sender {
     mss: u32,
     window: Window,
-    /// First number that is not acknowledged; the number after the last one sent.
+    /// `una` is the first number that is not acknowledged, `next` the number after the last one
+    /// sent.
     una: u32,
     next: u32,
-    /// The number after the last one that smoltcp has sent since it began to send again.
+    /// The number after the last one that smoltcp has sent since it last started to send again.
     position: u32,
-    /// The window that the far end has told, in bytes.
+    /// The window announced by the far end, in bytes.
     peer_window: usize,
     /// Whether the far end acknowledges selectively.
     selective: bool,
@@ -73,7 +77,7 @@ pub(crate) struct Sender {
     repaired: Vec<Range>,
     duplicates: u32,
     recovery: Option<Recovery>,
-    /// Times of packets: the number after them.
+    /// Times at which packets were sent, each with the sequence number after the packet.
     times: VecDeque<(u32, Instant)>,
     round_end: u32,
     /// Whether the congestion window has limited the sender, in this round and in the one before.
@@ -88,13 +92,13 @@ pub(crate) struct Sender {
 /// A loss that is being repaired.
 #[derive(Clone, Copy, Debug)]
 struct Recovery {
-    /// Ends when this number is acknowledged.
+    /// The recovery ends when this number is acknowledged.
     end: u32,
-    /// Everything below that is not acknowledged is lost.
+    /// Everything below this number that is not acknowledged counts as lost.
     lost: u32,
-    /// The number after the last one sent when something was sent again for the first time.
+    /// The value of `next` when something was sent again for the first time.
     mark: u32,
-    /// Whether a segment may be sent although as much as the window permits is on the path.
+    /// Whether one segment may be sent although the window is full.
     first: bool,
 }
 
@@ -103,7 +107,8 @@ pub(crate) fn is_before(a: u32, b: u32) -> bool {
 }
 
 impl Sender {
-    /// Begins when the far end's SYN has told its MSS; `first` is the number of the first byte to send.
+    /// Creates the state when the far end's SYN has announced its MSS. `first` is the sequence
+    /// number of the first byte to send.
     pub fn new(mss: u16, first: u32, selective: bool) -> Sender {
         Sender {
             mss: mss.into(),
@@ -128,7 +133,7 @@ impl Sender {
         }
     }
 
-    /// First number that is not acknowledged.
+    /// Returns the first number that is not acknowledged.
     pub fn una(&self) -> u32 {
         self.una
     }
@@ -142,24 +147,27 @@ impl Sender {
         self.next.wrapping_sub(self.una)
     }
 
-    /// Returns the receive window for smoltcp, in bytes from [`Sender::una`] on. smoltcp is told multiples of `unit` only.
+    /// Returns the receive window for smoltcp, in bytes from [`Sender::una`] on. The window field
+    /// can express only multiples of `unit` bytes.
     pub fn allowed(&self, unit: usize) -> usize {
         let allowed = match &self.recovery {
-            // Up: the bytes after a hole have arrived, so nothing is sent there.
+            // Round up: the bytes after a hole have arrived, so nothing is sent there.
             Some(recovery) => self.allowed_in(recovery).next_multiple_of(unit),
             None => self.whole(self.window.bytes()),
         };
-        // At a window of 0 smoltcp would probe with the next byte in place of sending again what was lost (RFC 6582 permits the
-        // first segment always).
+        // With a window of 0, smoltcp would probe with the next byte instead of sending again what
+        // was lost (RFC 6582 always permits the first segment).
         allowed.max(self.mss as usize).min(self.peer_window)
     }
 
-    /// Whole segments: a window of a few bytes more would have a segment of these bytes sent.
+    /// Rounds down to whole segments: a window that is a few bytes larger would cause a segment of
+    /// only these bytes.
     fn whole(&self, bytes: usize) -> usize {
         bytes / self.mss as usize * self.mss as usize
     }
 
-    /// The window during a recovery: holes first, then new data, as the pipe of RFC 6675 permits.
+    /// Returns the window during a recovery, in bytes: holes first, then new data, as the pipe of
+    /// RFC 6675 permits.
     fn allowed_in(&self, recovery: &Recovery) -> usize {
         let above = self.next.wrapping_sub(recovery.lost);
         let arrived = bytes_above(&self.ranges, recovery.lost);
@@ -178,12 +186,12 @@ impl Sender {
         self.flight() as usize + room as usize
     }
 
-    /// Lost ranges that have not been sent again.
+    /// Returns the lost ranges that have not been sent again.
     fn holes(&self, lost: u32) -> Vec<Range> {
         subtract((self.una, lost), &merged(&self.ranges, &self.repaired))
     }
 
-    /// Ranges that the device leaves out when smoltcp sends them again.
+    /// Returns the ranges that the device leaves out when smoltcp sends them again.
     pub fn not_lost(&self) -> Vec<Range> {
         match &self.recovery {
             Some(recovery) if self.position != self.next => {
@@ -194,18 +202,18 @@ impl Sender {
         }
     }
 
-    /// The window for smoltcp when the far end's SYN, whose window is not scaled, is read.
+    /// Returns the window field for smoltcp in the far end's SYN, whose window is not scaled.
     pub fn allowed_first(&mut self, peer_window: u16) -> u16 {
         self.peer_window = peer_window.into();
         u16::try_from(self.allowed(1)).unwrap_or(u16::MAX)
     }
 
-    /// Notes how far smoltcp has sent, whether the device left something out or not.
+    /// Records how far smoltcp has sent, whether or not the device left something out.
     pub fn on_position(&mut self, position: u32) {
         self.position = position;
     }
 
-    /// Notes a segment that was sent.
+    /// Records a segment that was sent.
     pub fn on_sent(&mut self, sent: &Sent, now: Instant) {
         if sent.length == 0 {
             return;
@@ -222,14 +230,14 @@ impl Sender {
                 self.times.push_back((end, now));
             }
         } else {
-            // The acknowledgement could be that of either (Karn).
+            // The acknowledgement could belong to either transmission (Karn's algorithm).
             self.times.clear();
             self.repaired = merged(&self.repaired, &[(sent.seq, end)]);
             if let Some(recovery) = &mut self.recovery {
                 recovery.first = false;
             }
         }
-        // A segment more would not have fit.
+        // The window limits the sender if one more segment would not fit.
         self.limited |= self.flight() as usize + 2 * self.mss as usize > self.window.bytes();
         if self.timeout_at.is_none() {
             self.timeout_at = Some(now + self.timeout());
@@ -267,7 +275,7 @@ impl Sender {
         } else if self.timeout_at.is_none() {
             self.timeout_at = Some(now + self.timeout());
         }
-        // An acknowledgement without news is that of something that arrived twice.
+        // An acknowledgement that reports nothing new was caused by data that arrived twice.
         if news || payload == 0 && same_window && !self.selective {
             self.duplicates += 1;
             return self.on_duplicate();
@@ -358,7 +366,8 @@ impl Sender {
         }
     }
 
-    /// Looks what is lost now, and whether smoltcp is past some of it.
+    /// Determines what is lost now. Returns [`Action::Rewind`] if smoltcp has already passed a part
+    /// of it.
     fn repair(&mut self) -> Action {
         // A hole below three segments that have arrived is lost.
         let mut arrived = 0;
@@ -373,7 +382,7 @@ impl Sender {
         let Some(recovery) = &mut self.recovery else {
             return Action::None;
         };
-        // Bytes sent after the repairs have arrived, the repairs have not.
+        // Bytes that were sent after the repairs have arrived, but the repairs have not.
         let margin = recovery.mark.wrapping_add(DUPLICATES * self.mss);
         if highest.is_some_and(|end| is_before(margin, end)) {
             recovery.mark = self.next;
@@ -409,7 +418,7 @@ impl Sender {
         Action::Rewind
     }
 
-    /// RFC 6298 section 2.
+    /// Updates the round-trip estimate (RFC 6298 section 2).
     fn sample(&mut self, rtt: Duration) {
         self.rtt = Some(match self.rtt {
             None => (rtt, rtt / 2),
@@ -429,13 +438,13 @@ impl Sender {
         (timeout * (1 << self.timeouts.min(10))).min(TIMEOUT_MAX)
     }
 
-    /// Reads the SACK option (RFC 2018); returns whether it told something new.
+    /// Reads the SACK option (RFC 2018). Returns whether it reports something new.
     fn read_ranges(&mut self, options: &[u8]) -> bool {
         let una = self.una;
         let before = bytes(&self.ranges);
         self.ranges.retain_mut(|range| keep_above(range, una));
         for block in sack_blocks(options) {
-            // Not of what is acknowledged already (RFC 2883), nor of what was not sent.
+            // Ignore blocks of what is acknowledged already (RFC 2883), and of what was not sent.
             let (start, end) = (block.0.wrapping_sub(una), block.1.wrapping_sub(una));
             let is_valid = start < end && end <= self.flight();
             if is_valid && self.ranges.len() < MAX_RANGES {
@@ -455,7 +464,7 @@ fn bytes_above(ranges: &[Range], from: u32) -> u32 {
     above.map(|(a, b)| b.wrapping_sub(*a)).sum()
 }
 
-/// Cuts what is below `from` off a range; returns whether something is left.
+/// Removes the part of a range below `from`. Returns whether anything is left.
 fn keep_above(range: &mut Range, from: u32) -> bool {
     if is_before(range.0, from) {
         range.0 = from;

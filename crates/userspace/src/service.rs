@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-/// Looks a name up inside the tunnel, such as that of a member of the mesh, in lower case and without a dot at its end. No
-/// address: the name is unknown. It runs in the thread of the stack and must not block. IP addresses are not looked up.
+/// Looks up a name inside the tunnel, such as that of a member of the mesh. The name is in lower
+/// case, without a dot at its end, and never an IP address. An empty result means that the name is
+/// unknown. The function runs in the thread of the stack and must not block.
 pub type Names = Box<dyn Fn(&str) -> Vec<IpAddr> + Send>;
 
 /// A service of the stack.
@@ -15,8 +16,9 @@ pub enum Service {
     Http,
     /// A forwarded port.
     Forward,
-    /// A port inside the tunnel that is exposed, or that a socket of this process listens on.
+    /// An exposed port, or a port inside the tunnel on which a socket of this process listens.
     Exposed,
-    /// Sockets of this process that connect, or have a port for datagrams ([`crate::Sockets`]).
+    /// Sockets of this process that connect or that send and receive datagrams
+    /// ([`crate::Sockets`]).
     Own,
 }

@@ -1,7 +1,8 @@
-//! Sockets inside the tunnel for the process of the stack.
+//! Sockets inside the tunnel, for the process that runs the stack.
 //!
-//! [`Sockets`] gives the thread of the stack commands by a bounded channel. Bytes go by a pair of sockets for each connection:
-//! its buffers are bounded, its ends may be used in any thread, and a reader that is behind stops the writer.
+//! [`Sockets`] sends commands to the thread of the stack over a bounded channel. The bytes of each
+//! connection pass through a pair of sockets: its buffers are bounded, its ends can be used in any
+//! thread, and a slow reader stops the writer.
 
 use crate::host_stream::{OwnStream, StreamEnd};
 use crate::target::{Failure, Host, Target};
@@ -16,14 +17,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Most commands that wait for the thread of the stack.
+/// Maximum number of commands that wait for the thread of the stack.
 pub(crate) const MAX_COMMANDS: usize = 64;
-/// Most connections that wait to be accepted, by listener.
+/// Maximum number of connections of one listener that wait to be accepted.
 const BACKLOG: usize = 128;
-/// Bytes of the address before each datagram: an IPv6 address, that of IPv4 mapped, and a port.
+/// Length in bytes of the address before each datagram: an IPv6 address (IPv4 addresses are mapped)
+/// and a port.
 pub const ADDRESS_LEN: usize = 18;
 
-/// Why there is no socket inside the tunnel.
+/// Why a socket inside the tunnel cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The text is neither a name nor an address.
@@ -54,7 +56,7 @@ pub enum SocketError {
     #[error("the tunnel has ended")]
     Ended,
     /// A system call failed.
-    #[error("a pair of sockets: {0}")]
+    #[error("cannot create a pair of sockets: {0}")]
     System(#[from] io::Error),
 }
 
@@ -82,15 +84,16 @@ pub struct Ends {
 /// A connection inside the tunnel.
 #[derive(Debug)]
 pub struct Stream {
-    /// Its bytes; non-blocking.
+    /// The bytes of the connection. The socket is non-blocking.
     pub socket: UnixStream,
-    /// How it ends.
+    /// How the connection ends.
     pub end: Arc<StreamEnd>,
-    /// Its addresses.
+    /// Addresses of both ends.
     pub ends: Ends,
 }
 
-/// Connections that the inside of the tunnel opens to a port. Dropping it closes the port and resets those that wait.
+/// Connections that hosts inside the tunnel open to a port. Dropping it closes the port and resets
+/// the connections that wait.
 #[derive(Debug)]
 pub struct Incoming {
     /// The port.
@@ -119,11 +122,12 @@ impl Drop for Incoming {
 pub struct Datagrams {
     /// The port.
     pub port: u16,
-    /// A non-blocking SOCK_SEQPACKET socket. Each message is [`address`](write_address) and datagram; it ends with the stack.
+    /// A non-blocking SOCK_SEQPACKET socket. Each message is an [address](write_address) and a
+    /// datagram. The stack closes its end when it ends.
     pub socket: OwnedFd,
 }
 
-/// Writes the address of a datagram.
+/// Encodes the address of a datagram.
 pub fn write_address(address: SocketAddr) -> [u8; ADDRESS_LEN] {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -135,7 +139,7 @@ pub fn write_address(address: SocketAddr) -> [u8; ADDRESS_LEN] {
     bytes
 }
 
-/// Reads the address of a datagram.
+/// Decodes the address of a datagram.
 pub fn read_address(bytes: &[u8; ADDRESS_LEN]) -> SocketAddr {
     let [ip @ .., p0, p1] = *bytes;
     let ip = IpAddr::from(ip).to_canonical();
@@ -169,15 +173,16 @@ pub(crate) enum Command {
         host: Host,
         answer: Answer<Vec<IpAddr>>,
     },
-    /// End as soon as connections whose streams are dropped or shut down have delivered everything, at the latest after that
-    /// time. The answer is that the sender is dropped.
+    /// End as soon as connections whose streams are dropped or shut down have delivered everything,
+    /// at the latest after `within`. Dropping `answer` reports the end.
     Finish {
         within: Duration,
         answer: oneshot::Sender<()>,
     },
 }
 
-/// Opens sockets inside the tunnel. The calls may be cancelled: what they have begun is closed.
+/// Opens sockets inside the tunnel. The futures may be dropped: a socket that was being opened is
+/// closed.
 #[derive(Clone, Debug)]
 pub struct Sockets {
     commands: mpsc::Sender<Command>,
@@ -211,9 +216,10 @@ impl Sockets {
         Ok(Stream { socket, end, ends })
     }
 
-    /// Accepts connections to a port of this host's addresses inside the tunnel; port 0 takes a free one. At most 128
-    /// connections wait to be accepted. Meanwhile a new attempt is not answered, so its far end tries again; an attempt that was
-    /// answered before is reset when its handshake is complete.
+    /// Accepts connections to a port of this host's addresses inside the tunnel; port 0 chooses a
+    /// free port. At most 128 connections wait to be accepted. When as many wait, a new attempt is
+    /// not answered, so its far end tries again; an attempt that was answered earlier is reset when
+    /// its handshake is complete.
     ///
     /// # Errors
     /// [`SocketError::PortInUse`], [`SocketError::Ended`].
@@ -228,7 +234,8 @@ impl Sockets {
         Ok(Incoming { port, queue })
     }
 
-    /// Opens a port for datagrams of this host's addresses inside the tunnel; port 0 takes a free one.
+    /// Opens a port for datagrams on this host's addresses inside the tunnel; port 0 chooses a free
+    /// port.
     ///
     /// # Errors
     /// [`SocketError::PortInUse`], [`SocketError::Limit`], [`SocketError::Ended`], [`SocketError::System`].
@@ -243,7 +250,7 @@ impl Sockets {
         Ok(Datagrams { port, socket })
     }
 
-    /// Looks a name up inside the tunnel. An address is its own answer.
+    /// Looks up a name inside the tunnel. For an IP address, returns that address.
     ///
     /// # Errors
     /// [`SocketError::NotAHost`], [`SocketError::UnknownName`], [`SocketError::Ended`].
@@ -252,8 +259,8 @@ impl Sockets {
         self.ask(|answer| Command::Find { host, answer }).await
     }
 
-    /// Ends the stack as soon as connections whose streams are dropped or shut down have delivered everything, at the latest
-    /// after `within`. All others are reset.
+    /// Ends the stack as soon as connections whose streams are dropped or shut down have delivered
+    /// everything, at the latest after `within`. All other connections are reset.
     pub async fn finish(&self, within: Duration) {
         let (answer, ended) = oneshot::channel();
         if self.send(Command::Finish { within, answer }).await.is_ok() {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 const VERSION: u8 = 5;
 /// The answer to a greeting: no authentication.
 pub(crate) const METHOD_NONE: [u8; 2] = [VERSION, 0];
-/// The answer to a greeting that offers nothing else than authentication.
+/// The answer to a greeting that offers only authentication.
 pub(crate) const METHOD_UNACCEPTABLE: [u8; 2] = [VERSION, 0xff];
 
 /// The message at the start of a client's bytes.
@@ -14,7 +14,7 @@ pub(crate) const METHOD_UNACCEPTABLE: [u8; 2] = [VERSION, 0xff];
 pub(crate) enum Parsed<T> {
     /// A part of a message.
     Partial,
-    /// A message of that many bytes.
+    /// A message, and its length in bytes.
     Complete(T, usize),
     /// Something else.
     Invalid,
@@ -33,7 +33,7 @@ pub(crate) enum Request {
     UnknownAddress,
 }
 
-/// Reads a greeting; returns whether the client offers to do without authentication.
+/// Reads a greeting. Returns whether the client accepts to connect without authentication.
 pub(crate) fn greeting(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [version, ..] if version != VERSION => Parsed::Invalid,
@@ -66,7 +66,7 @@ pub(crate) fn request(bytes: &[u8]) -> Parsed<Request> {
     }
 }
 
-/// Reads address type, address and port; `None` stands for a name that is none.
+/// Reads address type, address and port. The host is `None` if the name is invalid.
 fn destination(bytes: &[u8]) -> Parsed<(Option<Host>, u16)> {
     let (start, length) = match *bytes {
         [] => return Parsed::Partial,
@@ -106,7 +106,7 @@ pub(crate) fn failure(failure: Failure) -> Vec<u8> {
     reply(
         match failure {
             Failure::Limit => 1,
-            // RFC 1928 has no code for an unknown name nor for an answer that does not come.
+            // RFC 1928 has no codes for an unknown name and for a timeout.
             Failure::Unreachable | Failure::UnknownName | Failure::TimedOut => 4,
             Failure::Refused => 5,
         },
@@ -119,7 +119,7 @@ pub(crate) fn unknown_command() -> Vec<u8> {
     reply(7, UNSPECIFIED)
 }
 
-/// The answer to an address that is none.
+/// The answer to an invalid address or an unknown address type.
 pub(crate) fn unknown_address() -> Vec<u8> {
     reply(8, UNSPECIFIED)
 }
@@ -146,8 +146,8 @@ fn write_address(bytes: &mut Vec<u8>, address: SocketAddr) {
     bytes.extend(address.port().to_be_bytes());
 }
 
-/// Reads the header of a UDP datagram of a client (section 7); returns the destination and the offset of the payload.
-/// `None`: a fragment, or no such datagram.
+/// Reads the header of a client's UDP datagram (section 7). Returns the destination and the offset
+/// of the payload; `None` for a fragment or an invalid header.
 pub(crate) fn datagram(bytes: &[u8]) -> Option<(Target, usize)> {
     let [_, _, 0, address @ ..] = bytes else {
         return None;

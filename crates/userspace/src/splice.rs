@@ -1,21 +1,23 @@
-//! Bytes between a connection of the host and one inside the tunnel, without a buffer of their own: the host's bytes are
-//! read into the send buffer of the connection inside, and written from its receive buffer.
+//! Moves bytes between a connection of the host and a connection inside the tunnel, without a
+//! buffer of its own: bytes from the host are read into the send buffer of the inner connection,
+//! and bytes to the host are written from its receive buffer.
 
 use crate::host_stream::HostStream;
 use smoltcp::socket::tcp::{RecvError, Socket, State};
 use std::io::{ErrorKind, Read, Write};
 
-/// Most bytes that are moved in each direction before other connections have their share.
+/// Maximum number of bytes that are moved in each direction before other connections get their
+/// share.
 const SHARE: usize = 512 * 1024;
 
-/// Most reads of a request that was refused.
+/// Maximum number of reads that discard the rest of a refused request.
 const UNREAD_CHUNKS: usize = 16;
 
 /// The host's side of a connection.
 #[derive(Debug)]
 pub(crate) struct Splice {
     pub host: HostStream,
-    /// Whether a read may return something; the events are edge-triggered.
+    /// Whether a read may return something. The events are edge-triggered.
     pub readable: bool,
     /// Whether a write may accept something.
     pub writable: bool,
@@ -23,11 +25,11 @@ pub(crate) struct Splice {
     pub closed: bool,
     /// Whether the host has sent everything.
     host_ended: bool,
-    /// Whether the host has been given everything.
+    /// Whether everything from the far end has been written to the host.
     inside_ended: bool,
 }
 
-/// Outcome of a round.
+/// Result of one call of [`Splice::pump`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// Bytes from the tunnel.
@@ -52,7 +54,7 @@ impl Splice {
         }
     }
 
-    /// Whether a side has ended.
+    /// Whether either side has ended its sending direction.
     pub fn is_ending(&self) -> bool {
         self.host_ended || self.inside_ended
     }
@@ -62,8 +64,8 @@ impl Splice {
         self.host_ended || self.closed || self.host.is_shut_down()
     }
 
-    /// Ends the sending side, and reads what is left of a request: the kernel resets a connection that is closed with unread
-    /// bytes, and the client would lose the answer.
+    /// Ends the direction to the client, and discards the rest of its request: the kernel resets a
+    /// connection that is closed with unread bytes, and the client would lose the answer.
     pub fn end_request(&mut self) {
         self.host.shut_down();
         let mut chunk = [0; 4096];
@@ -78,8 +80,9 @@ impl Splice {
     pub fn pump(&mut self, inside: &mut Socket<'_>) -> Moved {
         let mut moved = Moved::default();
         let alive = self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
-        // In LAST-ACK smoltcp 0.14 ignores windows in segments that acknowledge nothing new, so bytes that wait for a window or
-        // a retransmission would wait forever. The end is sent after them.
+        // In LAST-ACK, smoltcp 0.14 ignores windows in segments that acknowledge nothing new, so
+        // bytes that wait for a window or a retransmission would wait forever. Therefore FIN is
+        // sent only after all bytes.
         if self.host_ended && (inside.state() != State::CloseWait || inside.send_queue() == 0) {
             inside.close();
         }
@@ -93,7 +96,7 @@ impl Splice {
             State::Closed | State::TimeWait if self.host_ended && self.inside_ended => {
                 moved.over = true;
             }
-            // The host is slower than the far end, which is done.
+            // The far end is done, but the host has not read everything yet.
             State::Closed if inside.can_recv() => {}
             State::Closed if !self.inside_ended || !self.host_ended => {
                 self.host.reset();
@@ -104,7 +107,7 @@ impl Splice {
         moved
     }
 
-    /// From the host to the inside; returns false if the host's connection failed.
+    /// Moves bytes from the host to the inside. Returns false if the host's connection failed.
     fn outward(&mut self, inside: &mut Socket<'_>, moved: &mut Moved) -> bool {
         let mut share = SHARE;
         while self.readable && !self.host_ended && inside.can_send() {
@@ -136,7 +139,7 @@ impl Splice {
         true
     }
 
-    /// From the inside to the host; returns false if the host's connection failed.
+    /// Moves bytes from the inside to the host. Returns false if the host's connection failed.
     fn inward(&mut self, inside: &mut Socket<'_>, moved: &mut Moved) -> bool {
         let mut share = SHARE;
         while self.writable && !self.inside_ended {

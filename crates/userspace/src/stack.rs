@@ -16,9 +16,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Most addresses inside the tunnel: smoltcp's feature `iface-max-addr-count-8`.
+/// Maximum number of addresses inside the tunnel, set by smoltcp's feature
+/// `iface-max-addr-count-8`.
 const MAX_ADDRESSES: usize = 8;
-/// Descriptors that are left to the rest of the process.
+/// Number of descriptors that are left to the rest of the process.
 const OTHER_DESCRIPTORS: usize = 256;
 
 /// An address of the host on which the stack listens.
@@ -28,7 +29,7 @@ pub struct Listener {
     pub service: Service,
     /// The transport protocol.
     pub transport: Transport,
-    /// The address, with the port that a request for port 0 has got.
+    /// The address, with the port that was chosen for port 0.
     pub address: SocketAddr,
 }
 
@@ -45,16 +46,16 @@ pub enum StackError {
         /// The cause.
         source: io::Error,
     },
-    /// The addresses inside the tunnel do not fit the stack.
+    /// There are no addresses inside the tunnel, or too many.
     #[error("cannot use {count} addresses inside the tunnel; use 1 to {max}")]
     Addresses {
-        /// Their number.
+        /// Number of addresses.
         count: usize,
         /// The maximum.
         max: usize,
     },
-    /// An address inside the tunnel is not that of one host.
-    #[error("cannot use {address} as an address inside the tunnel: it is not that of one host")]
+    /// An address inside the tunnel is not a unicast address.
+    #[error("cannot use {address} as an address inside the tunnel: it is not a unicast address")]
     NotUnicast {
         /// The address.
         address: IpAddr,
@@ -64,7 +65,7 @@ pub enum StackError {
     Mtu {
         /// The MTU.
         mtu: u32,
-        /// The least that these addresses permit.
+        /// The minimum for these addresses.
         min: u32,
     },
     /// A system call failed.
@@ -122,7 +123,8 @@ impl Stack {
             waker,
         });
         let mtu = options.mtu as usize;
-        // Without ports of the host, the connections are those of this process: both ends of a pair of sockets.
+        // Without ports of the host, all connections are streams of this process. Each takes two
+        // descriptors, both ends of a pair of sockets.
         let is_own = entrances.is_empty() && udp_entrances.is_empty() && options.exposed.is_empty();
         let each = if is_own { 2 } else { 1 };
         let parts = Parts {
@@ -176,12 +178,12 @@ impl Handle {
         &self.listeners
     }
 
-    /// Returns what opens sockets inside the tunnel for this process.
+    /// Returns the handle that opens sockets inside the tunnel for this process.
     pub fn sockets(&self) -> &Sockets {
         &self.sockets
     }
 
-    /// Returns the counters as of the last time that the stack had something to do.
+    /// Returns the counters as of the stack's last activity.
     pub fn counters(&self) -> Counters {
         self.shared
             .counters
@@ -200,7 +202,8 @@ impl Drop for Handle {
     }
 }
 
-/// Descriptors that connections may take: a listening socket would be reported again and again if there were none.
+/// Returns the number of descriptors that connections may take. If none were left, a listening
+/// socket would be reported as readable again and again.
 fn descriptors() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     usize::try_from(limit)
@@ -227,7 +230,7 @@ fn check(options: &Options) -> Result<(), StackError> {
             address: net.addr(),
         });
     }
-    // RFC 791 and RFC 8200 section 5.
+    // The minimum MTUs of RFC 791 and RFC 8200 section 5.
     let is_v6 = options.addresses.iter().any(|net| net.addr().is_ipv6());
     let min = if is_v6 { 1280 } else { 576 };
     if !(min..=65_535).contains(&options.mtu) {

@@ -1,4 +1,4 @@
-//! Requests of clients: where they want to go, and why they cannot.
+//! Requests of clients: their destinations, and the reasons for which they fail.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ pub(crate) struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     Address(IpAddr),
-    /// In lower case, without a dot at its end.
+    /// A name in lower case, without a dot at its end.
     Name(String),
 }
 
@@ -32,7 +32,7 @@ impl Host {
 }
 
 impl Target {
-    /// Reads `HOST:PORT`, an IPv6 address in brackets (RFC 9110 section 9.3.6).
+    /// Reads `HOST:PORT`, with an IPv6 address in brackets (RFC 9110 section 9.3.6).
     pub fn parse_authority(text: &str) -> Option<Target> {
         let (host, port) = text.rsplit_once(':')?;
         let digits = port.bytes().all(|b| b.is_ascii_digit());

@@ -16,7 +16,7 @@ impl Waker {
     /// Creates the event.
     ///
     /// # Errors
-    /// Those of eventfd(2): out of descriptors or memory.
+    /// Errors of eventfd(2): out of descriptors or memory.
     pub fn new() -> io::Result<Waker> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Waker {
@@ -27,11 +27,11 @@ impl Waker {
 
     /// Wakes the thread.
     pub fn wake(&self) {
-        // It fails only if the thread has not yet noticed 2^64 - 2 events.
+        // The write fails only if 2^64 - 2 events are pending.
         let _ = self.event.write(1);
     }
 
-    /// Forgets the events so far; to be called before the cause is looked for.
+    /// Clears pending events. Must be called before the thread checks why it was woken.
     pub fn clear(&self) {
         let _ = self.event.read();
     }

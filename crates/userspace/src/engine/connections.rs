@@ -20,19 +20,21 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Time that a client has for its request.
+/// Timeout of a client's request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// Time after which an attempt to connect is given up.
+/// Timeout of an attempt to connect.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
-/// Time without bytes after which a connection is given up that a side has ended.
+/// Time without bytes after which a connection that one side has ended is closed.
 const HALF_CLOSED_FOR: Duration = Duration::from_secs(600);
-/// Most connections that are accepted from one socket at a time.
+/// Maximum number of connections that are accepted from one socket at a time.
 const ACCEPTS: usize = 64;
-/// Buffers of a connection, in bytes each, by the share of [`crate::Limits::buffer_bytes`] in use, in quarters. 4 MiB carry
+/// Sizes of each of a new connection's two buffers, in bytes. A size is used while the buffers of
+/// all connections take at most this many quarters of [`crate::Limits::buffer_bytes`]. 4 MiB carry
 /// 2 Gbit/s over 16 ms.
 const BUFFERS: [(usize, usize); 3] = [(1, 4 << 20), (3, 512 << 10), (4, 64 << 10)];
 
-/// Quarters of the buffers that exposed ports may use: peers cannot keep the host's own connections out.
+/// Maximum share of the buffers that exposed ports may use, in quarters, so that peers cannot use
+/// up the memory for the host's own connections.
 const EXPOSED_QUARTERS: usize = 3;
 
 /// A TCP connection of the host and its continuation inside the tunnel.
@@ -42,27 +44,29 @@ pub(super) struct Connection {
     pub generation: u32,
     /// Whether it is in the queue of connections to advance.
     pub queued: bool,
-    /// Its entry among the timers.
+    /// Time of its entry among the timers.
     pub timer: Option<Instant>,
     pub inside: Option<Inside>,
     pub splice: Splice,
     pub stage: Stage,
-    /// When the current stage is given up.
+    /// When the current stage times out.
     pub deadline: Option<Instant>,
-    /// A socket of this process waits for the far end.
+    /// The answer for a socket of this process that waits for the far end.
     pub answer: Option<Answer<Ends>>,
 }
 
 /// Stages of a connection.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The client's request is read.
+    /// The client's request is being read.
     Request(Dialogue, Vec<u8>),
-    /// The far end is asked; bytes that the client has sent after its request wait.
+    /// The connection to the far end is being opened. Bytes that the client has sent after its
+    /// request wait.
     Opening(Dialogue, Vec<u8>),
-    /// The host's socket connects, on behalf of the far end.
+    /// The host's socket is connecting to an exposed port's target, on behalf of the far end.
     Accepting,
-    /// The far end completes its handshake with a listening socket of this process, which gets the stream then.
+    /// The far end is completing its handshake with a listening socket of this process, which then
+    /// gets the stream.
     Arriving(Arrival),
     /// Bytes are moved.
     Open,
@@ -77,27 +81,27 @@ pub(super) struct Arrival {
     queue: mpsc::Sender<Stream>,
 }
 
-/// How a client is spoken to.
+/// The protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialogue {
     /// SOCKS5, before its greeting.
     Greeting,
-    /// SOCKS5, after it.
+    /// SOCKS5, after its greeting.
     Socks,
     /// HTTP.
     Http,
-    /// A forwarded port, or a socket of this process: not at all.
+    /// No protocol: a forwarded port, or a socket of this process.
     None,
 }
 
 impl Engine {
-    /// Accepts connections of a socket.
+    /// Accepts connections to a listening socket of the host.
     pub(super) fn accept(&mut self, index: usize) {
         for _ in 0..ACCEPTS {
             let Some(entrance) = self.parts.entrances.get(index) else {
                 return;
             };
-            // Those that are not accepted now are reported again.
+            // Connections that are not accepted now are reported again.
             let Ok((socket, _)) = entrance.socket.accept() else {
                 return;
             };
@@ -149,7 +153,8 @@ impl Engine {
         Ok(index)
     }
 
-    /// Opens a connection to the host for a SYN to an exposed port, which has to be given to it next.
+    /// Opens a connection to the host for a SYN to an exposed port. The SYN must be passed to the
+    /// connection next.
     pub(super) fn open_exposed(
         &mut self,
         flow: FlowKey,
@@ -164,7 +169,7 @@ impl Engine {
             .insert(Service::Exposed, HostStream::Tcp(socket), Stage::Accepting)
             .map_err(|_| DropReason::FlowLimit)?;
         let connection = &mut self.connections[index];
-        // Reported as soon as the host has answered.
+        // An event reports the socket as writable as soon as the host has answered.
         connection.splice.writable = false;
         connection.deadline = Some(self.now + CONNECT_WITHIN);
         self.attach(index, inside);
@@ -190,7 +195,8 @@ impl Engine {
         self.enqueue(index);
     }
 
-    /// Opens a connection to a listening socket of this process for a SYN, which has to be given to it next.
+    /// Opens a connection to a listening socket of this process for a SYN. The SYN must be passed
+    /// to the connection next.
     pub(super) fn open_listening(
         &mut self,
         flow: FlowKey,
@@ -225,7 +231,8 @@ impl Engine {
         self.connections[index].inside = Some(inside);
     }
 
-    /// Size of the buffers of a new connection, which may use so many quarters of all.
+    /// Returns the size of each buffer of a new connection; `None` if there is no space. `most` is
+    /// the maximum share of all buffers in use, in quarters.
     fn buffer(&self, most: usize) -> Option<usize> {
         let limit = self.parts.limits.buffer_bytes;
         BUFFERS.into_iter().find_map(|(quarters, size)| {
@@ -258,7 +265,7 @@ impl Engine {
         Inside::connect(&mut self.interface, flow, buffer).map_err(|_| Failure::Unreachable)
     }
 
-    /// Notes what epoll reports of a host's socket.
+    /// Records an epoll event of a host's socket.
     pub(super) fn on_host_event(&mut self, id: Id, event: &Event) {
         let index = id.index as usize;
         let Some(connection) = self.connections.get_mut(index) else {
@@ -272,7 +279,8 @@ impl Engine {
         }
     }
 
-    /// Handles an ICMP error about a connection: only an attempt to connect is given up (RFC 5927 section 4).
+    /// Handles an ICMP error about a connection. It ends only an attempt to connect (RFC 5927
+    /// section 4).
     pub(super) fn on_unreachable(&mut self, index: usize, is_port: bool) {
         let opening = matches!(self.connections[index].stage, Stage::Opening(..));
         if opening {
@@ -285,7 +293,7 @@ impl Engine {
         }
     }
 
-    /// Does for a connection what can be done now.
+    /// Advances a connection as far as possible now.
     pub(super) fn advance(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
@@ -299,7 +307,7 @@ impl Engine {
                 return self.remove(index);
             }
             Stage::Opening(..) if expired => return self.fail(index, Failure::TimedOut),
-            // Whoever waited for it has given up.
+            // The caller that waited for the connection has given up.
             Stage::Opening(..) if connection.splice.closed && connection.splice.host.is_own() => {
                 let service = connection.service;
                 self.service(service).refused += 1;
@@ -330,7 +338,7 @@ impl Engine {
             Some(inside) => inside.egress(&mut net),
             None => Next::At(None),
         };
-        // A SYN that is not answered yet would be reported as due.
+        // smoltcp would report a SYN that is not answered yet as due.
         let waits = matches!(connection.stage, Stage::Accepting);
         let next = match next {
             Next::Blocked => {
@@ -338,7 +346,7 @@ impl Engine {
                 None
             }
             Next::At(_) if waits => None,
-            // Never at once: everything that is due has been done.
+            // Never immediately: everything that is due has been done.
             Next::At(at) => at.map(|at| at.max(self.now + Duration::from_millis(1))),
         };
         let connection = &mut self.connections[index];
@@ -485,7 +493,7 @@ impl Engine {
         false
     }
 
-    /// Looks whether the far end has answered.
+    /// Checks whether the far end has answered.
     fn follow_opening(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         let Some(inside) = &mut connection.inside else {
@@ -505,10 +513,11 @@ impl Engine {
         let service = connection.service;
         if let Some(answer) = connection.answer.take() {
             let FlowKey { local, remote } = inside.flow;
-            // If nobody waits any more, the end of the stream tells.
+            // If nobody waits for the answer any more, the stream has ended, and its event follows.
             let _ = answer.send(Ok(Ends { local, remote }));
         }
-        // At most a head's length, and the buffer is empty.
+        // These bytes always fit: they are at most as long as the head of a request, and the buffer
+        // is empty.
         let sent = inside.socket().send_slice(&early).unwrap_or(0) as u64;
         let counters = self.service(service);
         counters.accepted += 1;
@@ -523,7 +532,7 @@ impl Engine {
         }
     }
 
-    /// Looks whether the host has accepted a connection of the far end.
+    /// Checks whether the host has accepted a connection of the far end.
     fn follow_accepting(&mut self, index: usize, expired: bool) {
         let connection = &mut self.connections[index];
         let Some(inside) = &mut connection.inside else {
@@ -549,7 +558,7 @@ impl Engine {
         self.service(Service::Exposed).accepted += 1;
     }
 
-    /// Looks whether the far end has completed its handshake with a listening socket.
+    /// Checks whether the far end has completed its handshake with a listening socket.
     fn follow_arriving(&mut self, index: usize, expired: bool) {
         let connection = &mut self.connections[index];
         let state = connection.inside.as_ref().map(Inside::state);
@@ -580,7 +589,8 @@ impl Engine {
             return;
         };
         match inside.state() {
-            // The far end has not confirmed the connection to an exposed port yet; a reset of it leads back to `Listen`.
+            // The far end has not confirmed the connection to an exposed port yet. If the far end
+            // resets it, the state returns to `Listen`.
             State::SynReceived if !expired => return,
             State::SynReceived | State::Listen => {
                 connection.splice.host.reset();
@@ -608,7 +618,8 @@ impl Engine {
         }
     }
 
-    /// Probes far ends that have opened a connection and are silent, and gives those up that do not answer.
+    /// Probes silent far ends that have opened a connection, and ends the connections of those that
+    /// do not answer.
     pub(super) fn sweep_silent(&mut self) {
         let limit = self.parts.limits.silent_for;
         let mut vanished = Vec::new();
@@ -640,7 +651,7 @@ impl Engine {
         }
     }
 
-    /// Whether a connection whose stream is dropped or shut down has still something to deliver.
+    /// Whether any connection whose stream is dropped or shut down still has bytes to deliver.
     pub(super) fn is_delivering(&self) -> bool {
         self.connections.iter().any(|(_, connection)| {
             let delivered = |inside: &Inside| {
@@ -674,7 +685,7 @@ impl Engine {
         self.remove(index);
     }
 
-    /// Answers that the destination cannot be reached, and ends the connection.
+    /// Answers that the connection failed, and ends it.
     fn fail(&mut self, index: usize, failure: Failure) {
         if let Some(answer) = self.connections[index].answer.take() {
             let _ = answer.send(Err(failure.into()));
@@ -697,7 +708,7 @@ impl Engine {
         }
     }
 
-    /// Sends a last answer and ends the connection. Returns false, as nothing follows.
+    /// Sends a last answer and ends the connection. Returns false: nothing follows.
     fn refuse(&mut self, index: usize, answer: &[u8]) -> bool {
         let service = self.connections[index].service;
         self.service(service).refused += 1;
@@ -708,8 +719,8 @@ impl Engine {
         false
     }
 
-    /// Sends an answer, which always fits the send buffer of a client that reads; otherwise the connection is ended, and the
-    /// result is false.
+    /// Sends an answer. It always fits the send buffer of a client that reads. If it does not fit,
+    /// ends the connection and returns false.
     fn answer(&mut self, index: usize, answer: &[u8]) -> bool {
         let host = &mut self.connections[index].splice.host;
         let sent = matches!(host.write(answer), Ok(length) if length == answer.len());

@@ -15,9 +15,10 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Time without datagrams after which a flow ends: more than the two minutes of RFC 4787, REQ-5.
+/// Time without datagrams after which a flow ends: more than the two minutes that RFC 4787, REQ-5,
+/// requires.
 const IDLE_FOR: Duration = Duration::from_secs(180);
-/// Most datagrams that are read from one socket at a time.
+/// Maximum number of datagrams that are read from one socket at a time.
 const DATAGRAMS: usize = 64;
 
 /// All flows and associations.
@@ -32,7 +33,7 @@ pub(super) struct Datagrams {
 }
 
 impl Datagrams {
-    /// Sockets at most: of flows, and of associations.
+    /// Returns an upper bound of the number of sockets of flows and associations.
     pub fn len(&self) -> usize {
         self.flows.len() + self.associations.len()
     }
@@ -56,7 +57,7 @@ struct Flow {
 enum HostEnd {
     /// A client of a forwarded port or of an association.
     Client(Client),
-    /// A connected socket, of an exposed port.
+    /// A connected socket to the target of an exposed port.
     Socket(UdpSocket),
 }
 
@@ -88,7 +89,8 @@ impl Via {
 #[derive(Debug)]
 struct Association {
     socket: UdpSocket,
-    /// Address of the client, the only one from which datagrams are accepted; its port is that of the first one.
+    /// Address of the client. Datagrams are accepted only from this address, and from the port of
+    /// the first datagram.
     client: IpAddr,
     port: Option<u16>,
 }
@@ -141,7 +143,7 @@ impl Engine {
         self.datagrams.buf = buf;
     }
 
-    /// Reads answers of the host for an exposed port.
+    /// Reads answers of the host's program behind an exposed port.
     pub(super) fn read_exposed(&mut self, id: Id) {
         let mut buf = self.take_buf();
         let index = id.index as usize;
@@ -166,7 +168,7 @@ impl Engine {
                     self.count(sent);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // Nothing listens on the host's port, or not any more.
+                // Nothing listens on the host's port, or no longer.
                 Err(_) => {}
             }
         }
@@ -185,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// Sends a client's datagram to the inside, by its flow or a new one.
+    /// Sends a client's datagram to the inside, over its flow or a new one.
     fn send_to(
         &mut self,
         via: Via,
@@ -250,7 +252,8 @@ impl Engine {
         Ok(index)
     }
 
-    /// Gives datagrams from the inside to their flow, or to a new one of an exposed port. Returns false if they have none.
+    /// Passes datagrams from the inside to their flow, or to a new flow of an exposed port. Returns
+    /// false if there is neither.
     pub(super) fn receive_datagrams(
         &mut self,
         key: &FlowKey,
@@ -300,7 +303,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Makes a flow of an exposed port.
+    /// Opens a flow of an exposed port.
     fn open_udp(&mut self, key: &FlowKey, target: SocketAddr) -> Result<usize, DropReason> {
         if self.is_full_for_inside() {
             return Err(DropReason::FlowLimit);
@@ -323,7 +326,7 @@ impl Engine {
                 index: index as u32,
                 generation: flow.generation,
             };
-            // Without events, the answers of the host would not be read.
+            // Without events, answers of the host would not be read.
             if self
                 .epoll
                 .add(socket, id.token(UDP_FLOW), Interest::Read)
@@ -380,7 +383,7 @@ impl Engine {
         }
     }
 
-    /// Forgets an association and its flows.
+    /// Removes an association and its flows.
     pub(super) fn end_association(&mut self, id: Id) {
         self.datagrams.associations.remove(&id);
         self.remove_flows(|flow| match &flow.end {

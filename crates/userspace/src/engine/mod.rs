@@ -1,8 +1,9 @@
 //! The thread of the stack: one epoll loop over the device, the sockets of the host, and timers.
 //!
-//! A packet is classified, then it goes to the one connection that it belongs to, or to a set without sockets, with which
-//! smoltcp answers pings, refuses connections and reports unreachable ports. Connections with something to do are queued;
-//! each is advanced once for all packets and events of an iteration, so that one acknowledgement serves a batch.
+//! Each packet is classified and passed to its connection. A packet without a connection is passed
+//! to a set without sockets, with which smoltcp answers pings, refuses connections and reports
+//! unreachable ports. Connections with work to do are queued, and each is advanced once for all
+//! packets and events of an iteration, so that one acknowledgement covers a batch.
 
 mod connections;
 mod datagrams;
@@ -35,11 +36,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Most packets that are read before connections are advanced.
+/// Maximum number of packets that are read before connections are advanced.
 const PACKETS_PER_ROUND: usize = 64;
-/// Most connections that are advanced before packets are read.
+/// Maximum number of connections that are advanced before packets are read.
 const CONNECTIONS_PER_ROUND: usize = 256;
-/// Longest interval at which UDP flows without datagrams and silent far ends are looked for.
+/// Maximum interval between two sweeps, which find idle UDP flows and silent far ends.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// First local port of connections to the inside, and their number: the ephemeral ports of Linux.
 const EPHEMERAL_PORTS: (u16, u16) = (32_768, 28_232);
@@ -54,7 +55,8 @@ const UDP_FLOW: u64 = 5;
 const ASSOCIATION: u64 = 6;
 const OWN_PORT: u64 = 7;
 
-/// A reference to an entry of a slab: its index and the number of the entry, as indices are used again.
+/// A reference to an entry of a slab: its index, and a number that tells the entry from others that
+/// reuse the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Id {
     index: u32,
@@ -118,7 +120,7 @@ pub(crate) struct Engine {
     shared: Arc<Shared>,
     epoll: Epoll,
     interface: Interface,
-    /// Without sockets, for packets that belong to no connection.
+    /// An empty set, for packets that belong to no connection.
     nobody: SocketSet<'static>,
     epoch: Instant,
     now: Instant,
@@ -132,7 +134,7 @@ pub(crate) struct Engine {
     /// Connections that wait for the device.
     blocked: Vec<usize>,
     sweep_at: Instant,
-    /// Events of a round; kept for its memory.
+    /// Events of an iteration; kept to reuse its memory.
     events: Vec<Event>,
     device_readable: bool,
     buffer_bytes: usize,
@@ -145,7 +147,7 @@ impl Engine {
     /// Prepares the loop.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// Errors of epoll_ctl(2) and epoll_pwait2(2).
     pub fn new(mut parts: Parts, shared: Arc<Shared>) -> io::Result<Engine> {
         let epoll = Epoll::new(256)?;
         epoll.add_edge(&parts.device, DEVICE << KIND_SHIFT)?;
@@ -193,11 +195,11 @@ impl Engine {
         })
     }
 
-    /// Runs until the handle is dropped, it is told to finish, or the other end of the device is closed. Connections are reset
-    /// then.
+    /// Runs until the handle is dropped, a command to finish is complete, or the other end of the
+    /// device is closed. Then resets all remaining connections.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// Errors of epoll_ctl(2) and epoll_pwait2(2).
     pub fn run(&mut self) -> io::Result<()> {
         let ended = self.run_until_end();
         self.reset_all();
@@ -210,10 +212,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits, at most for `patience`, and handles what has happened. Returns false at the end.
+    /// Waits for events, for at most `patience`, and handles them. Returns false when the stack has
+    /// ended.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// Errors of epoll_ctl(2) and epoll_pwait2(2).
     pub fn run_once(&mut self, patience: Option<Duration>) -> io::Result<bool> {
         self.publish();
         if self.is_finished() {
@@ -321,7 +324,7 @@ impl Engine {
         }
     }
 
-    /// Reads a batch of packets; returns what ended it.
+    /// Reads a batch of packets. Returns the result of the last read.
     fn read_device(&mut self) -> Read {
         for _ in 0..PACKETS_PER_ROUND {
             match self.parts.device.read() {
@@ -356,7 +359,7 @@ impl Engine {
                             self.segment(index, &packet);
                             Ok(())
                         }
-                        // The far end should not wait.
+                        // Answer with a refusal, so that the far end does not wait.
                         Err(reason) => self.answer_unclaimed(&packet).or(Err(reason)),
                     };
                 }
@@ -390,7 +393,7 @@ impl Engine {
             Kind::Other => {
                 let before = self.parts.device.packets_out;
                 let dropped = self.answer_unclaimed(&packet);
-                // Only a ping is answered.
+                // Only a ping is answered; other packets are counted as dropped.
                 let device = &self.parts.device;
                 if device.packets_out > before || device.is_blocked() {
                     return Ok(());
@@ -400,7 +403,8 @@ impl Engine {
         }
     }
 
-    /// Lets smoltcp answer a packet that belongs to no connection: a ping, or one that is counted.
+    /// Lets smoltcp answer a packet that belongs to no connection, and returns the reason by which
+    /// the packet is counted: always [`DropReason::NoService`].
     fn answer_unclaimed(&mut self, packet: &Inbound) -> Result<(), DropReason> {
         let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
         self.parts.device.arrive(range);
@@ -411,7 +415,7 @@ impl Engine {
         Err(DropReason::NoService)
     }
 
-    /// Gives a segment to its connection, which is advanced later.
+    /// Passes a segment to its connection, which is advanced later.
     fn segment(&mut self, index: usize, packet: &Inbound) {
         let mut net = Net {
             interface: &mut self.interface,
@@ -455,7 +459,8 @@ impl Engine {
         }
     }
 
-    /// Finds the address of a destination, and an own one of the same family.
+    /// Resolves a destination. Returns an own address of the same family, and the destination's
+    /// address with its port.
     fn resolve(&self, target: &Target) -> Result<(IpAddr, SocketAddr), Failure> {
         let found = self.find(&target.host);
         let own = |to: &IpAddr| {
@@ -476,7 +481,7 @@ impl Engine {
         }
     }
 
-    /// Chooses a local port for a flow to `remote` that `is_used` does not know.
+    /// Chooses a local port for a flow to `remote` for which `is_used` returns false.
     fn free_flow(
         &mut self,
         own: IpAddr,
@@ -509,8 +514,8 @@ impl Engine {
             >= self.parts.limits.connections
     }
 
-    /// Whether what the inside opens has reached its share, half of the limit: peers cannot keep the host's own connections
-    /// out.
+    /// Whether connections opened from the inside have reached their share, half of the limit, so
+    /// that peers cannot use up the limit for the host's own connections.
     fn is_full_for_inside(&self) -> bool {
         self.is_full() || self.counters.exposed.open >= self.parts.limits.connections as u64 / 2
     }
@@ -529,7 +534,7 @@ impl Engine {
 impl From<&Forward> for Target {
     fn from(forward: &Forward) -> Target {
         Target {
-            // A name with characters that none has is not found.
+            // A name with invalid characters is never found.
             host: Host::parse(&forward.host).unwrap_or(Host::Name(String::new())),
             port: forward.port,
         }

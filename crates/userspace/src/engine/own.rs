@@ -1,4 +1,5 @@
-//! Sockets of this process: commands, listening ports, ports for datagrams, and the end.
+//! Sockets of this process: commands, listening ports, ports for datagrams, and the orderly end of
+//! the stack.
 
 use super::{EPHEMERAL_PORTS, Engine, Id, OWN_PORT};
 use crate::options::Transport;
@@ -19,7 +20,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
-/// Most datagrams that are read from one port before others have their share.
+/// Maximum number of datagrams that are read from one port before others get their share.
 const DATAGRAMS: usize = 64;
 
 /// Ports of this process.
@@ -39,11 +40,11 @@ struct Port {
     generation: u32,
 }
 
-/// The end that was asked for.
+/// A pending command to finish.
 #[derive(Debug)]
 struct Finish {
     at: Instant,
-    /// Dropped with the engine, which tells that it has ended.
+    /// Dropped with the engine, which reports its end to the caller.
     _answer: oneshot::Sender<()>,
 }
 
@@ -58,7 +59,7 @@ impl Own {
         !self.ready.is_empty()
     }
 
-    /// Notes that a port can be read.
+    /// Records that a port can be read.
     pub fn on_readable(&mut self, id: Id) {
         if !self.ready.contains(&id) {
             self.ready.push_back(id);
@@ -70,14 +71,14 @@ impl Own {
         self.listening.contains_key(&port) || self.ports.contains_key(&port)
     }
 
-    /// Returns the latest time of the end, if one was asked for.
+    /// Returns the time at which the stack ends at the latest, if it was told to finish.
     pub fn finish_at(&self) -> Option<Instant> {
         self.finish.as_ref().map(|finish| finish.at)
     }
 }
 
 impl Engine {
-    /// Carries out commands.
+    /// Executes pending commands.
     pub(super) fn take_commands(&mut self) {
         for _ in 0..MAX_COMMANDS {
             match self.parts.commands.try_recv() {
@@ -85,7 +86,7 @@ impl Engine {
                 Err(_) => return,
             }
         }
-        // There may be more.
+        // There may be more commands.
         self.shared.waker.wake();
     }
 
@@ -128,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Whether the end has come that was asked for.
+    /// Whether a pending command to finish is complete.
     pub(super) fn is_finished(&self) -> bool {
         self.own
             .finish_at()
@@ -160,7 +161,7 @@ impl Engine {
         Ok(port)
     }
 
-    /// Returns the port, or a free one in place of 0.
+    /// Returns the port, or a free port if it is 0.
     fn free_port(
         &mut self,
         port: u16,
@@ -244,7 +245,8 @@ impl Engine {
                     more = false;
                     break;
                 }
-                // The program has closed its end. ECONNRESET: with datagrams in it that were not read.
+                // The program has closed its end. The error is ECONNRESET if it left datagrams
+                // unread.
                 Ok(_) | Err(_) => {
                     self.own.ports.remove(&number);
                     self.service(Service::Own).open -= 1;
@@ -272,7 +274,8 @@ impl Engine {
         self.send_inside(&key, Service::Own, payload)
     }
 
-    /// Gives datagrams from the inside to a port of this process. Returns false if it has no such port.
+    /// Passes datagrams from the inside to a port of this process. Returns false if it has no such
+    /// port.
     pub(super) fn receive_own(&mut self, key: &FlowKey, packet: &Inbound, size: usize) -> bool {
         let Some(port) = self.own.ports.get(&key.local.port()) else {
             return false;
@@ -287,7 +290,7 @@ impl Engine {
             let flags = MsgFlags::MSG_NOSIGNAL;
             match sendmsg::<()>(port.socket.as_raw_fd(), &message, &[], flags, None) {
                 Ok(_) => bytes += datagram.len() as u64,
-                // Its reader is behind.
+                // The program that reads from the port is behind.
                 Err(_) => refused += 1,
             }
         }
