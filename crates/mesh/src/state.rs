@@ -165,7 +165,7 @@ impl MeshState {
                 Contact::Revoked => warn!(target: LOG, "this host was removed from the mesh"),
             },
             AgentEvent::Coordinator(url) if *url != self.coordinator => {
-                info!(target: LOG, ?url, "another coordinator is used");
+                info!(target: LOG, ?url, "switched to another coordinator");
             }
             AgentEvent::DevicesReported {
                 refusal: Some(reason),

@@ -1,9 +1,10 @@
-//! Proxied transports: servers that forward between the tunnel and peers that its own sockets do not reach, a relay over
-//! TLS or an allocation at a TURN server.
+//! Proxied transports: connections to servers that forward between the tunnel and peers that its
+//! own sockets do not reach. The server is a relay, over TLS, or a TURN server with an allocation.
 //!
-//! The agent opens a [`Transport`] and keeps a handle, by which it sets its requirements. It follows the transport's
-//! state. The worker owns all [`Transports`] in its loop: no call blocks, no thread is involved. To the tunnel, each
-//! peer behind a server has an address of [`seikan_proto::proxied`].
+//! The agent opens a [`Transport`], keeps a handle to set its requirements, and follows the
+//! transport's state. The worker owns all [`Transports`] in its event loop: no call blocks, and no
+//! thread is involved. The tunnel knows each peer behind a server by an address of
+//! [`seikan_proto::proxied`].
 
 pub(crate) mod allocation;
 mod ended;
@@ -33,9 +34,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Maximum time between two checks.
+/// Maximum time between two polls of a transport.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Tokens of transports in the loop: from here to twice this value.
+/// Lowest token of a transport in the event loop; tokens are below twice this value.
 const FIRST_TOKEN: u64 = 1 << 60;
 
 /// Returns the time of the clock that the worker passes to [`Transports`].
@@ -43,29 +44,30 @@ pub(crate) fn now() -> Instant {
     Instant::from_nanos(clock::monotonic().as_nanos() as u64)
 }
 
-/// Requirements of the agent.
+/// The agent's requirements for a transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// Addresses behind the server that the tunnel sends to first.
     pub peers: BTreeSet<SocketAddr>,
-    /// Hosts that may send to a TURN server's allocation.
+    /// Hosts that may send to the allocation at a TURN server.
     pub permitted: BTreeSet<IpAddr>,
 }
 
 /// State of a transport as the agent sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// The server answers; its address, or the relayed address of the allocation.
+    /// Address of the relay, or relayed address of the allocation; `None` until the server has
+    /// answered.
     pub serves: Option<SocketAddr>,
-    /// Peers behind the server, with the tunnel's addresses for them.
+    /// Addresses of peers behind the server, each with the tunnel's address for it.
     pub peers: BTreeMap<SocketAddr, SocketAddr>,
     /// Why the transport has ended, as a text for the user.
     pub ended: Option<String>,
 }
 
-/// The agent's handle of a transport, which ends when it is dropped.
+/// The agent's handle of a transport. Dropping it ends the transport.
 pub(crate) struct Handle {
-    // Dropped before the waker, so that the woken loop finds it closed.
+    // Dropped before `waker`, so that the woken loop finds the channel closed.
     wanted: watch::Sender<Wanted>,
     waker: Waker,
 }
@@ -76,7 +78,7 @@ pub(crate) struct Waker(pub Arc<UnixStream>);
 
 impl Waker {
     pub(crate) fn wake(&self) {
-        // If the socket pair is full, the loop wakes anyway.
+        // If the buffer of the socket pair is full, the loop has been woken already.
         let _ = (&*self.0).write(&[0]);
     }
 }
@@ -103,19 +105,19 @@ impl Handle {
 
 /// The protocol of a server.
 trait Server: fmt::Debug + Send {
-    /// Transport to a TURN server; `None` for a relay.
+    /// Name of the transport protocol to a TURN server; `None` for a relay.
     fn turn(&self) -> Option<&'static str>;
 
-    /// Applies the requirements, and handles timers; returns the time of the next one.
+    /// Applies the requirements and handles timers. Returns the time of the next timer.
     fn poll(&mut self, core: &mut Core, now: Instant) -> Result<Instant, Ended>;
 
-    /// Handles a message of the server, at a position in `arena`; adds a datagram for the tunnel.
+    /// Handles a message of the server, and adds the datagram in it, if any, for the tunnel.
     fn receive(&mut self, core: &mut Core, now: Instant, message: &mut Message<'_>);
 
-    /// Queues datagrams of the tunnel to a peer.
+    /// Queues datagrams from the tunnel to a peer.
     fn send(&mut self, core: &mut Core, now: Instant, to: SocketAddr, datagrams: Chunks<'_, u8>);
 
-    /// Returns the reason if the connection is lost.
+    /// Returns the reason to report when the connection is lost with this error.
     fn lost(&self, error: std::io::Error) -> Ended;
 
     /// Tells the server that this end leaves.
@@ -173,7 +175,7 @@ impl Core {
         self.state.send_modify(|state| state.serves = Some(at));
     }
 
-    /// Reports an address to the agent, once.
+    /// Reports the tunnel's address for a peer to the agent, once.
     fn report(&mut self, local: SocketAddr) {
         if let Some(peer) = self.peers.get_mut(local).filter(|peer| !peer.reported) {
             peer.reported = true;
@@ -209,7 +211,7 @@ pub struct Transport {
     is_readable: bool,
 }
 
-/// A new transport, with the agent's ends.
+/// A new transport, with the agent's handle and view of its state.
 pub(crate) struct Opened {
     pub transport: Box<Transport>,
     pub handle: Handle,
@@ -236,7 +238,7 @@ pub enum ProxyTarget {
 }
 
 impl Transport {
-    /// Makes a transport to a server, `name` being its address as configured, for the worker's loop.
+    /// Makes a transport for the worker's loop. `name` is the server's address as configured.
     fn open(name: String, link: Link, server: Box<dyn Server>, waker: Waker) -> Opened {
         let (wanted, wanted_now) = watch::channel(Wanted::default());
         let (report, state) = watch::channel(State::default());
@@ -266,12 +268,13 @@ impl Transport {
         &self.name
     }
 
-    /// Returns the relayed address of an allocation, or the relay's address; `None` if the server has not answered.
+    /// Returns the relayed address of an allocation, or the relay's address; `None` until the
+    /// server has answered.
     pub fn serves(&self) -> Option<SocketAddr> {
         self.core.state.borrow().serves
     }
 
-    /// Returns how a TURN server is reached: UDP, TCP or TLS; `None` for a relay.
+    /// Returns the transport protocol to a TURN server: "UDP", "TCP" or "TLS"; `None` for a relay.
     pub fn turn(&self) -> Option<&'static str> {
         self.server.turn()
     }
@@ -292,7 +295,7 @@ impl Transport {
     fn poll(&mut self, now: Instant) -> Result<(), Ended> {
         self.due = now + LOOK_EVERY;
         let next = self.server.poll(&mut self.core, now)?;
-        // At least a millisecond; a late timer loses nothing.
+        // Wait at least a millisecond. A late timer does no harm.
         self.due = next.clamp(now + Duration::from_millis(1), self.due);
         self.flush()
     }
@@ -322,7 +325,7 @@ impl Transport {
     }
 
     fn end(mut self, now: Instant, ended: &Ended) {
-        // The connection ends in any case.
+        // The transport ends even if this fails.
         let _ = guard(|| {
             self.server.leave(&mut self.core, now);
             self.flush()
@@ -332,7 +335,8 @@ impl Transport {
     }
 }
 
-/// Runs a part of a transport, whose failure must not end the tunnel: the protocols of TURN and TLS are libraries'.
+/// Runs a part of a transport and catches panics: an error in the libraries that implement TURN and
+/// TLS must not end the tunnel.
 fn guard(work: impl FnOnce() -> Result<(), Ended>) -> Result<(), Ended> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Ended::Failed))
 }
@@ -341,12 +345,12 @@ fn guard(work: impl FnOnce() -> Result<(), Ended>) -> Result<(), Ended> {
 #[derive(Debug, Default)]
 pub struct Transports {
     all: BTreeMap<u64, Transport>,
-    /// Number of transports so far.
+    /// Number of transports added so far.
     opened: u64,
 }
 
 impl Transports {
-    /// Whether an event of the loop is for a transport.
+    /// Whether an event of the loop with this token is for a transport.
     pub fn owns(token: u64) -> bool {
         (FIRST_TOKEN..FIRST_TOKEN * 2).contains(&token)
     }
@@ -409,7 +413,8 @@ impl Transports {
         readable.map(|(token, _)| *token).collect()
     }
 
-    /// Receives once from a transport: adds datagrams for the tunnel, whose bytes are in the arena of `batch`.
+    /// Receives once from a transport, and adds datagrams for the tunnel to `arrived`. Their bytes
+    /// are in the arena of `batch`.
     pub fn receive(
         &mut self,
         token: u64,
@@ -423,11 +428,12 @@ impl Transports {
         }
     }
 
-    /// Sends datagrams to a proxied address, all of `size` bytes except the last; by TCP and TLS [`Self::poll`] does.
-    /// Drops are counted by the transport.
+    /// Sends datagrams to a proxied address, all of `size` bytes except the last, which may be
+    /// shorter. Over TCP and TLS they are only queued, and [`Self::poll`] sends them. The transport
+    /// counts drops.
     ///
     /// # Errors
-    /// There is no such transport any more, or its protocol failed.
+    /// [`DropReason::SendRefused`]: no transport has this address any more, or its protocol failed.
     pub fn send(
         &mut self,
         now: Instant,
@@ -458,7 +464,7 @@ impl Transports {
         result
     }
 
-    /// Sends what is queued, and handles timers and changed requirements.
+    /// Sends queued messages, and handles timers and changed requirements.
     pub fn poll(&mut self, now: Instant) {
         let due = self.all.iter_mut().filter(|(_, one)| one.due <= now);
         let ended = due.filter_map(|(token, one)| Some((*token, guard(|| one.poll(now)).err()?)));

@@ -1,21 +1,22 @@
 //! Proxied addresses: datagrams to them go through a relay over TLS or a TURN server, instead of the
 //! tunnel's own sockets.
 //!
-//! They are in 100::/64, the discard prefix (RFC 6666), which no host has. The interface identifier
-//! is random, so that no sender can forge one of them as the source address of its datagrams.
+//! Proxied addresses are in 100::/64, the discard prefix (RFC 6666), which no host has. The
+//! interface identifier is random, so that no sender can forge a proxied address as the source of
+//! its datagrams.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// 100::/64.
+/// The upper 64 bits of 100::/64.
 const PREFIX: u64 = 0x0100 << 48;
 
-/// Returns the address with an interface identifier and a port.
+/// Returns the proxied address with this interface identifier and port.
 pub fn address(id: u64, port: u16) -> SocketAddr {
     let bits = u128::from(PREFIX) << 64 | u128::from(id);
     (Ipv6Addr::from_bits(bits), port).into()
 }
 
-/// Returns the interface identifier of a proxied transport's address; `None` for any other address.
+/// Returns the interface identifier of a proxied address; `None` for any other address.
 pub fn id(ip: IpAddr) -> Option<u64> {
     let IpAddr::V6(ip) = ip else { return None };
     let bits = ip.to_bits();

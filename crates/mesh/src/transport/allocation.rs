@@ -24,22 +24,24 @@ use turn_client_proto::tcp::TurnClientTcp;
 use turn_client_proto::types::{AddressFamily, TransportType, TurnCredentials};
 use turn_client_proto::udp::TurnClientUdp;
 
-/// Maximum number of peers. A server has 16,384 channels.
+/// Maximum number of peers of one allocation. An allocation has at most 16,384 channels (RFC 8656,
+/// section 12).
 const MAX_PEERS: usize = 128;
-/// Of those, maximum for one IP address that the tunnel has not answered yet, so that one peer cannot use up
-/// all.
+/// Maximum number of peers with one IP address that the tunnel has not answered yet, so that one
+/// host cannot use up [`MAX_PEERS`].
 const MAX_UNANSWERED: usize = 16;
 /// Maximum number of permissions of one allocation. The library keeps each as long as the allocation.
 pub(crate) const MAX_PERMITTED: usize = 1024;
-/// Timeout of the allocation after the connection, including TLS.
+/// Timeout of the allocation, including the TLS handshake, from the established connection.
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
-/// Interval of keepalives if the server is silent: shorter than any NAT's timeout.
+/// Interval of keepalives while the server is silent: shorter than any NAT's timeout.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
-/// Interval and number of repeated keepalives without an answer.
+/// Interval of repeated keepalives without an answer, and number of unanswered keepalives after
+/// which the server counts as silent.
 const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: u32 = 6;
 
-/// How a server is reached.
+/// Transport protocol to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Udp,
@@ -57,18 +59,18 @@ impl By {
     }
 }
 
-/// A server, and how it is reached.
+/// A server, and the transport protocol to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub server: SocketAddr,
     pub by: By,
 }
 
-/// An allocation, or an attempt.
+/// An allocation, or an attempt at one.
 #[derive(Debug)]
 struct Allocation {
     at: At,
-    /// Local address as passed to the library, which only compares it.
+    /// Local address that is passed to the library, which only compares it.
     own: SocketAddr,
     client: TurnClient,
     wanted: Wanted,
@@ -81,7 +83,7 @@ struct Allocation {
     last_received: Instant,
     unanswered_keepalives: u32,
     next_keepalive: Instant,
-    /// Time of the next check for idle peers, and for refused permissions to request again.
+    /// Time of the next check, which closes idle peers and requests refused permissions again.
     next_look: Instant,
     /// Messages to the server.
     outward: Run,
@@ -148,7 +150,7 @@ impl Server for Allocation {
             self.apply(core, now)?;
         }
         let mut wait = LOOK_EVERY;
-        // Bounded; the rest follows soon.
+        // The number of steps is bounded. Further ones follow at the next poll.
         for _ in 0..MAX_PEERS {
             self.transmit(core, now);
             while let Some(event) = self.client.poll_event() {
@@ -158,7 +160,7 @@ impl Server for Allocation {
             wait = match self.client.poll(now) {
                 TurnPollRet::WaitUntil(at) => at.saturating_duration_since(now).min(LOOK_EVERY),
                 TurnPollRet::Closed => return Err(self.closed()),
-                // For TCP allocations, which are never requested here.
+                // These occur only with TCP allocations, which are never requested here.
                 TurnPollRet::AllocateTcpSocket { .. } | TurnPollRet::TcpClose { .. } => continue,
             };
             if !wait.is_zero() {
@@ -216,7 +218,7 @@ impl Allocation {
             if self.permitted.len() >= MAX_PERMITTED {
                 return Err(Ended::Full);
             }
-            // It is refused only if it exists already.
+            // The library refuses only a permission that exists already.
             let _ = self
                 .client
                 .create_permission(TransportType::Udp, *ip, turn_time(now));
@@ -232,7 +234,7 @@ impl Allocation {
             };
             match self.bind(core, local, now) {
                 Ok(()) => {}
-                // The channel of a closed address exists still, and can be used.
+                // The channel of an address that was closed still exists and can be used.
                 Err(BindChannelError::AlreadyExists) => core.report(local),
                 // The next check retries.
                 Err(_) => core.close(local),
@@ -289,8 +291,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// Sends a keepalive if the server has been silent, which also keeps a NAT's mapping. Returns the time of
-    /// the next one.
+    /// Sends a keepalive if the server has been silent. It also keeps the mapping of a NAT. Returns
+    /// the time of the next keepalive.
     fn ask(&mut self, core: &mut Core, now: Instant) -> Result<Instant, Ended> {
         if now < self.next_keepalive {
             return Ok(self.next_keepalive);
@@ -309,7 +311,8 @@ impl Allocation {
         Ok(self.next_keepalive)
     }
 
-    /// Requests a channel, once for each peer. Until there is one, datagrams have a longer header.
+    /// Requests a channel for a peer, unless one was requested before. Until the channel exists,
+    /// datagrams to the peer have a longer header.
     fn bind(
         &mut self,
         core: &mut Core,
@@ -342,7 +345,7 @@ fn open_peer(core: &mut Core, peer: SocketAddr, now: Instant) -> Option<SocketAd
     (core.peers.len() < MAX_PEERS).then(|| core.peers.open(peer, now))
 }
 
-/// Whether a datagram of a peer may give it an address.
+/// Whether an address in the tunnel may be opened for a peer because it sent a datagram.
 fn may_call(core: &Core, peer: SocketAddr) -> bool {
     let ip = peer.ip().to_canonical();
     is_routable(ip) && core.peers.unanswered(ip) < MAX_UNANSWERED

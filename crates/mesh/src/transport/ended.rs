@@ -4,12 +4,12 @@ use super::allocation::By;
 use seikan_sys::udp::UdpError;
 use std::io;
 
-/// Why a transport has ended, or there is none.
+/// Why a transport has ended or could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error("it is not needed")]
     Unwanted,
-    #[error("cannot wait for it: {0}")]
+    #[error("cannot watch its socket: {0}")]
     Unwatched(io::Error),
     #[error("its protocol has failed")]
     Failed,

@@ -23,7 +23,8 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Registers the link in the worker's loop. A stream is read and written until the kernel has no more for now.
+    /// Registers the link in the worker's loop. Events of a stream are edge-triggered: it must be
+    /// read and written until the call would block.
     pub(super) fn watch(&self, epoll: &Epoll, token: u64) -> io::Result<()> {
         match self {
             Link::Udp { socket, .. } => epoll.add(socket, token, Interest::Read),
@@ -31,11 +32,12 @@ impl Link {
         }
     }
 
-    /// Receives messages into the arena of `batch` and adds their positions; counts what is not of the server. Returns
+    /// Receives messages into the arena of `batch` and adds their positions to `messages`.
+    /// Datagrams that are not valid messages from the server are counted in `drops`. Returns
     /// whether there may be more.
     ///
     /// # Errors
-    /// The connection is lost; the messages before that are complete.
+    /// The connection is lost. Messages added before the error are complete.
     pub(super) fn receive(
         &mut self,
         batch: &mut ReceiveBatch,
@@ -44,7 +46,7 @@ impl Link {
     ) -> io::Result<bool> {
         match self {
             Link::Udp { socket, server } => {
-                // An error belongs to an earlier send, whose loss is detected elsewhere.
+                // An error belongs to an earlier send. Its loss is detected by the missing answer.
                 if socket.receive(batch).is_err() {
                     return Ok(false);
                 }
@@ -60,7 +62,7 @@ impl Link {
                         messages.extend(meta.segments());
                     }
                 }
-                // The loop reports it again.
+                // The loop reports the socket again if there is more.
                 Ok(false)
             }
             Link::Stream(stream) => {
@@ -86,7 +88,7 @@ impl Link {
         }
     }
 
-    /// Sends a request or an indication, which is repeated if it is lost.
+    /// Sends a request or an indication. Its sender repeats it if it is lost.
     pub(super) fn say(&mut self, message: &[u8]) {
         match self {
             Link::Udp { socket, server } => drop(socket.send(&whole(*server, message))),
@@ -96,7 +98,7 @@ impl Link {
         }
     }
 
-    /// Sends messages and returns how many were sent; counts the others as dropped.
+    /// Sends messages and returns the number sent. The others are counted in `drops`.
     pub(super) fn send(&mut self, run: &Run, drops: &mut DropCounts) -> u64 {
         let stream = match self {
             Link::Udp { socket, server } => return run.send(socket, *server, drops),

@@ -10,40 +10,41 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// An address that was not requested is closed after this time without a datagram of the tunnel, or after the shorter
-/// one if there never was any: any permitted peer can cause one to be opened.
+/// Time without datagrams from the tunnel after which an address that the agent does not require is
+/// closed; the shorter time applies if the tunnel never sent any. The limit is needed because any
+/// permitted peer can cause an address to be opened.
 const IDLE: Duration = Duration::from_secs(600);
 const UNANSWERED: Duration = Duration::from_secs(30);
-/// Maximum bytes sent at once.
+/// Maximum number of bytes in one run.
 const MAX_RUN: usize = 60_000;
 
 /// Counters of forwarded datagrams.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// From the remote side to the tunnel.
+    /// Datagrams from the server to the tunnel.
     pub received: u64,
-    /// From the tunnel to the remote side.
+    /// Datagrams from the tunnel to the server.
     pub sent: u64,
     /// Dropped datagrams.
     pub drops: DropCounts,
 }
 
-/// An address behind a server.
+/// A peer behind a server.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Its own address.
+    /// The peer's address, as the server sees it.
     pub to: SocketAddr,
-    /// The agent was told of it.
+    /// The peer was reported to the agent.
     pub reported: bool,
     /// A channel was requested from the TURN server.
     pub bound: bool,
-    /// Time of the tunnel's last datagram.
+    /// Time of the tunnel's last datagram to the peer.
     pub answered: Option<Instant>,
     opened: Instant,
 }
 
 impl Peer {
-    /// Whether it may be closed unless it is required.
+    /// Whether the peer's address may be closed, unless the agent requires it.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         match self.answered {
             Some(at) => now.duration_since(at) >= IDLE,
@@ -52,10 +53,10 @@ impl Peer {
     }
 }
 
-/// All addresses behind a server.
+/// All peers behind a server.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// By the tunnel's address.
+    /// Peers by the tunnel's address.
     all: HashMap<SocketAddr, Peer>,
     local: HashMap<SocketAddr, SocketAddr>,
 }
@@ -78,7 +79,7 @@ impl Peers {
         self.all.get_mut(&local)
     }
 
-    /// Number of addresses of one host that the tunnel has not answered yet.
+    /// Number of peers with this IP address that the tunnel has not answered yet.
     pub(super) fn unanswered(&self, ip: IpAddr) -> usize {
         let same = |peer: &&Peer| peer.answered.is_none() && peer.to.ip().to_canonical() == ip;
         self.all.values().filter(same).count()
@@ -141,7 +142,7 @@ impl Run {
         &mut self.bytes[at..]
     }
 
-    /// Sends them and returns how many were sent; counts the others as dropped.
+    /// Sends the messages and returns the number sent. The others are counted in `drops`.
     pub(super) fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
         let count = |bytes: usize| bytes.div_ceil(self.size.max(1)) as u64;
         let transmit = Transmit {

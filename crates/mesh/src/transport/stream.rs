@@ -25,7 +25,8 @@ struct Connection {
     answers: bool,
 }
 
-/// Opens a transport on a connection, whose TLS handshake follows; `name` is the relay's address as configured.
+/// Opens a transport on a connection whose TLS handshake is still to be done. `name` is the relay's
+/// address as configured.
 pub(crate) fn open(name: String, stream: Stream, relay: IpAddr, waker: Waker) -> Opened {
     let server = Connection {
         relay,

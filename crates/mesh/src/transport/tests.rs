@@ -162,7 +162,7 @@ fn each_port_of_a_relay_has_an_address_in_both_directions() {
     assert_eq!(got, expected.concat());
     let counters = looped.counters();
     assert_eq!((counters.received, counters.sent), (2, 3));
-    // Nobody has the address of a port that is not in use any more.
+    // The address of a port that is no longer in use leads nowhere.
     looped.want(&[0]);
     let sent = looped.transports.send(now(), pair, b"six", 3);
     assert_eq!(sent, Err(DropReason::SendRefused));

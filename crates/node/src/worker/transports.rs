@@ -7,7 +7,8 @@ use seikan_mesh::event::WorkerEvent;
 use seikan_mesh::stun;
 
 impl Node {
-    /// Receives once from each transport that is ready and delivers; returns whether packets were delivered.
+    /// Receives once from each transport that is ready, and delivers the packets. Returns whether
+    /// there were any.
     pub(super) fn receive_proxied(&mut self, buffers: &mut Buffers) -> bool {
         let mut delivers = false;
         for token in self.transports.readable() {
@@ -30,7 +31,8 @@ impl Node {
                 let bytes = &arena[datagram.range.clone()];
                 let is_answer = stun::is_answer(bytes) && mesh.is_queried(&datagram.source);
                 if is_answer {
-                    // A request without an answer is repeated.
+                    // If the agent's queue is full, this answer is lost, and the agent repeats its
+                    // request.
                     mesh.notify_agent(WorkerEvent::Stun(bytes.into()));
                 }
                 !is_answer

@@ -13,11 +13,11 @@ use turn_client_proto::api::{Transmit as TurnTransmit, TurnRecvRet};
 use turn_client_proto::prelude::{DelayedTransmitBuild as _, TurnClientApi as _};
 use turn_client_proto::types::TransportType;
 
-/// Maximum bytes of one message.
+/// Maximum length of one message, in bytes.
 const MAX_MESSAGE: usize = 1 << 16;
 
 impl Allocation {
-    /// Handles one message of the server.
+    /// Handles one message from the server.
     pub(super) fn take(&mut self, core: &mut Core, now: Instant, message: &mut Message<'_>) {
         self.last_received = now;
         self.unanswered_keepalives = 0;
@@ -48,7 +48,7 @@ impl Allocation {
         }
     }
 
-    /// Sends datagrams of the tunnel to a peer.
+    /// Sends datagrams from the tunnel to a peer.
     pub(super) fn forward_out(
         &mut self,
         core: &mut Core,
@@ -56,8 +56,8 @@ impl Allocation {
         to: SocketAddr,
         datagrams: Chunks<'_, u8>,
     ) {
-        // Only now: a peer without an answer of the tunnel needs no channel. Without one, datagrams are
-        // sent as well.
+        // A channel is requested only now: a peer that the tunnel does not answer needs none.
+        // Datagrams are sent without a channel too.
         if let Some(local) = core.peers.at(&to) {
             let _ = self.bind(core, local, now);
         }
@@ -89,7 +89,8 @@ impl Allocation {
     }
 }
 
-/// Returns the tunnel's address for the sender of a datagram, if there is one or may be one.
+/// Returns the tunnel's address for the sender of a datagram, and opens one if necessary; `None` if
+/// none may be opened.
 pub(super) fn peer_address(core: &mut Core, peer: SocketAddr, now: Instant) -> Option<SocketAddr> {
     match core.peers.at(&peer) {
         Some(local) => Some(local),
@@ -98,8 +99,8 @@ pub(super) fn peer_address(core: &mut Core, peer: SocketAddr, now: Instant) -> O
     }
 }
 
-/// Returns the position of a part of a message; `None` if it is empty or no part of it. The library copies only parts of
-/// incomplete messages, which are never passed to it.
+/// Returns the position of `part` in `message`; `None` if `part` is empty or outside of the
+/// message. The library returns a copy only for incomplete messages, which are never passed to it.
 fn position(message: &[u8], part: &[u8]) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(message.as_ptr().addr())?;
     let end = start.checked_add(part.len())?;
