@@ -1,15 +1,16 @@
 //! Loss repair: parity records, from which the receiver restores records that the path lost.
 //!
 //! The sender collects consecutive records in a *block*. When the block ends, it sends parity
-//! records, and any of them restores any one lost record of the block ([`gf256::factor`]). Records
+//! records. Any n of them restore any n lost records of the block ([`gf256::factor`]). The records
 //! themselves are sent at once and unchanged: the code is systematic. The receiver holds back TCP
 //! segments that arrived after a lost record until it is restored, or for [`receiver::HOLD`], so
-//! that TCP does not see the loss. Everything else is passed on at once, also the segments of flows
-//! that miss nothing ([`flows`]).
+//! that TCP does not see the loss. Everything else is passed on at once, including the segments of
+//! flows without a gap ([`flows`]).
 //!
-//! Congestion is not hidden. A record that was lost where a queue is full counts as marked CE once
-//! it is restored, as if the queue had marked instead of dropped it (RFC 3168, RFC 6040): flows that
-//! know ECN slow down, packets of others are dropped. [`verdict`] tells these losses from others.
+//! Congestion is not hidden. A record that was lost in a full queue counts as marked CE once it is
+//! restored, as if the queue had marked it instead of dropping it (RFC 3168, RFC 6040): flows that
+//! use ECN slow down, and packets of other flows are dropped. [`verdict`] tells these losses from
+//! others.
 //!
 //! The number of parity records follows the losses that the receiver reports ([`sender`]). A path
 //! without loss has none, except for its first records.

@@ -1,14 +1,15 @@
-//! The positions of TCP flows, so that a segment is held back only behind a gap in its own flow.
+//! Tracks the sequence numbers of TCP flows, so that a segment is held back only behind a gap in
+//! its own flow.
 //!
-//! A lost record does not say whose segments it contained. But a segment that starts where the
-//! last one of its flow ended has nothing missing before it, whatever else is.
+//! It is unknown to which flows the segments of a lost record belong. But if a segment starts where
+//! the last segment of its flow ended, no earlier segment of that flow is missing.
 
 use seikan_wire::ip::IpPacket;
 use seikan_wire::tcp;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Number of flows with a known position. Of two flows with the same place in the table, the later
-/// one has it; segments of the other are held back behind any gap.
+/// Number of flows whose next sequence number is known. If two flows have the same slot in the
+/// table, the later one takes it, and segments of the other are held back behind any gap.
 const FLOWS: usize = 256;
 
 /// A TCP segment that is more than an acknowledgement.
@@ -17,13 +18,13 @@ pub struct Segment {
     flow: u64,
     start: u32,
     end: u32,
-    /// It opens its flow.
+    /// The segment opens its flow.
     syn: bool,
 }
 
 impl Segment {
-    /// The segment with `payload` bytes at `offset` behind the sequence number of `header`, which
-    /// is a TCP header.
+    /// Creates a segment of `payload` bytes that starts `offset` bytes after the sequence number in
+    /// the TCP header `header`.
     pub fn new(ip: &IpPacket, header: &[u8], offset: usize, payload: usize) -> Segment {
         let mut flow = DefaultHasher::new();
         (ip.src, ip.dst, &header[..4]).hash(&mut flow);
@@ -38,10 +39,10 @@ impl Segment {
     }
 }
 
-/// Where each flow continues.
+/// The next sequence number of each flow.
 #[derive(Debug, Default)]
 pub struct Flows {
-    /// A hash of the flow, and the sequence number of its next byte; empty, or [`FLOWS`] of them.
+    /// The hash of a flow and the sequence number of its next byte; empty, or [`FLOWS`] entries.
     next: Vec<(u64, u32)>,
 }
 
@@ -55,7 +56,7 @@ impl Flows {
             })
     }
 
-    /// Records a segment that is delivered.
+    /// Records a delivered segment.
     pub fn delivered(&mut self, segment: &Segment) {
         if self.next.is_empty() {
             self.next = vec![(0, 0); FLOWS];
@@ -99,7 +100,7 @@ mod tests {
         assert!(flows.is_due(&segment(1, u32::MAX - 4, 10)), "a repeat");
         assert!(!flows.is_due(&segment(1, 6, 10)), "a byte is missing");
         assert!(!flows.is_due(&segment(2, 5, 10)), "another flow");
-        // A late one does not move a flow back.
+        // A late segment does not move its flow back.
         flows.delivered(&segment(1, u32::MAX - 4, 3));
         assert!(flows.is_due(&segment(1, 5, 10)));
     }

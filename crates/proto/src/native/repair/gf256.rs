@@ -48,7 +48,7 @@ fn times(powers: &[u8x16; 8], factor: u8) -> u8x16 {
     product
 }
 
-/// Returns the product.
+/// Returns the product of two elements.
 const fn mul(mut a: u8, mut b: u8) -> u8 {
     let mut product = 0;
     while b != 0 {
@@ -81,22 +81,21 @@ const INVERSE: [u8; 256] = {
     inverse
 };
 
-/// Returns the factor of the symbol at `index` in the parity `number`: y / (index + y) with
-/// y = 128 + number.
+/// Returns the factor of the symbol at `index` in parity `number`: y / (index + y) with y = 128 +
+/// number.
 ///
-/// The rows of this matrix are those of a Cauchy matrix, each times its y, so that any square part
-/// of it can be inverted: any n parities restore n symbols. All factors of the first symbol are 1.
+/// Each row of this matrix is a row of a Cauchy matrix times its y. Hence every square submatrix is
+/// invertible, and any n parities restore any n symbols. All factors of the first symbol are 1.
 ///
 /// # Panics
-/// If `number` is above 127 or `index` is.
+/// If `number` or `index` is above 127.
 pub fn factor(number: u8, index: u8) -> u8 {
     assert!(number < 128 && index < 128, "outside the code");
     let y = 128 + number;
     mul(y, INVERSE[usize::from(index ^ y)])
 }
 
-/// Adds `bytes` times `factors[k]` to the bytes of the `k`th row from `at` on. Every row must have
-/// these bytes.
+/// Adds `bytes` times `factors[k]` to row `k`, from position `at` on.
 pub fn add_multiples<'a>(
     rows: impl Iterator<Item = &'a mut [u8]>,
     factors: &[u8],
@@ -126,9 +125,9 @@ pub fn add_multiples<'a>(
     }
 }
 
-/// Solves for the missing symbols: `rows[k]` is the sum of `factor(numbers[k], i)` times the symbol
-/// `i` over `missing`. Afterwards `rows[k]` is the symbol `missing[k]`. All rows have one length,
-/// and there are as many as missing symbols.
+/// Solves for the missing symbols. Before the call, `rows[k]` is the sum of `factor(numbers[k], i)`
+/// times symbol `i`, for all `i` in `missing`. Afterwards `rows[k]` is the symbol `missing[k]`.
+/// There are as many rows as missing symbols, all of the same length.
 pub fn solve(rows: &mut [Vec<u8>], numbers: &[u8], missing: &[u8]) {
     let n = missing.len();
     debug_assert!(rows.len() == n && numbers.len() == n);
@@ -141,7 +140,7 @@ pub fn solve(rows: &mut [Vec<u8>], numbers: &[u8], missing: &[u8]) {
                 .collect()
         })
         .collect();
-    // Gauss and Jordan; no pivot is zero, because every leading part of the matrix can be inverted.
+    // Gauss-Jordan elimination. No pivot is zero, because every leading submatrix is invertible.
     for pivot in 0..n {
         let inverse = INVERSE[usize::from(matrix[pivot][pivot])];
         for value in &mut matrix[pivot] {
@@ -165,7 +164,7 @@ pub fn solve(rows: &mut [Vec<u8>], numbers: &[u8], missing: &[u8]) {
     }
 }
 
-/// Multiplies a row.
+/// Multiplies a row by a factor.
 fn scale(row: &mut [u8], factor: u8) {
     if factor != 1 {
         let copy = row.to_vec();

@@ -3,23 +3,25 @@
 //! ```text
 //! PARITY  kind 8, number in the upper four bits | count u8 | records u8 | symbol, to the end of the record
 //! ```
-//! A record with a PARITY has nothing else. The `count` parity records of a block follow its last
-//! record: the one with number n and counter c covers the `records` records before c - n.
+//! A record with a PARITY frame has no other frames. The `count` parity records of a block follow
+//! its last record. The parity record with number n and counter c covers the `records` records
+//! before counter c - n.
 //!
-//! The symbol of a record is the length of its frames as a `u16`, the frames, then zeros. The symbol
-//! of a record with a PROBE is empty, because it may be longer than a parity.
+//! The symbol of a record is the length of its frames as a little-endian `u16`, the frames, then
+//! zeros. The symbol of a record with a PROBE is empty, because such a record may be longer than a
+//! parity record.
 
 use super::gf256;
 use std::ops::Range;
 
 /// The kind of the frame.
 pub const PARITY: u8 = 8;
-/// Bytes before the symbol in a PARITY.
+/// Bytes before the symbol in a PARITY frame.
 pub const OVERHEAD: usize = 3;
 /// Bytes before the frames in a symbol.
 pub const LENGTH: usize = 2;
-/// A covered record is at least this much shorter than the datagrams that the path carries, so that
-/// its parity fits one.
+/// Minimum difference in bytes between the largest datagram that the path carries and a covered
+/// record, so that the parity record fits as well.
 pub const ROOM: usize = OVERHEAD + LENGTH;
 /// Maximum number of records in a block.
 pub const MAX_RECORDS: usize = 128;
@@ -29,7 +31,7 @@ pub const MAX_PARITIES: usize = 16;
 /// Position of a parity record in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Its number, below `count`.
+    /// Number of the parity record, below `count`.
     pub number: u8,
     /// Number of parity records of the block, from 1 to [`MAX_PARITIES`].
     pub count: u8,
@@ -60,8 +62,8 @@ impl Head {
         [PARITY | self.number << 4, self.count, self.records]
     }
 
-    /// The counters of the block, for a parity record with this counter. `None` if they would be
-    /// negative.
+    /// Returns the counters of the block's records, for a parity record with this counter; `None`
+    /// if they would be negative.
     pub fn block(self, counter: u64) -> Option<Range<u64>> {
         let end = counter.checked_sub(self.number.into())?;
         let start = end.checked_sub(self.records.into())?;
@@ -74,8 +76,8 @@ pub fn is_parity(frames: &[u8]) -> bool {
     frames.first().is_some_and(|first| first & 0x0f == PARITY)
 }
 
-/// Adds the symbol of record `index` of a block to its parities: the `k`th row is the parity
-/// `numbers[k]`. Rows are extended as needed.
+/// Adds the symbol of record `index` of a block to the block's parities. Row `k` is the parity with
+/// number `numbers[k]`. Rows are extended as needed.
 pub fn add_symbol(rows: &mut [Vec<u8>], numbers: &[u8], index: u8, frames: &[u8]) {
     let Ok(length) = u16::try_from(frames.len()) else {
         return;

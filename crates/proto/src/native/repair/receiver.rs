@@ -1,8 +1,8 @@
-//! The receiver's side: keeps records until their block is complete, restores lost ones, and holds
-//! back TCP segments behind a gap.
+//! The receiver's side of loss repair: keeps records until their block is complete, restores lost
+//! ones, and holds back TCP segments behind a gap.
 //!
-//! The tunnel asks about each frame of a record ([`Receiver::selects`]), and says when it has
-//! processed all of them ([`Receiver::processed`]).
+//! For each frame of a record, the tunnel calls [`Receiver::selects`] to decide whether to process
+//! it now, and after the last one [`Receiver::processed`].
 
 use super::flows::{Flows, Segment};
 use super::gf256;
@@ -15,23 +15,24 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Longest time that a segment is held back.
+/// Maximum time for which a segment is held back.
 pub const HOLD: Duration = Duration::from_millis(60);
-/// How long a gap is left open once its parity is here and does not suffice, or is lost: the
-/// datagram may be late.
+/// Time for which a missing record is still waited for after its parity has arrived without
+/// sufficing, or is lost: the record may only be late.
 const REORDERING: Duration = Duration::from_millis(3);
-/// Records are kept for this time after a parity, and for [`FIRST_RECORDS`] of a session.
+/// Records are kept for this time after a parity record, and while the counter is below
+/// [`FIRST_RECORDS`] in the first session of a path.
 const KEEP: Duration = Duration::from_secs(2);
 const FIRST_RECORDS: u64 = 4200;
-/// Maximum number of counters that are waited for at once: with more, a block and its parity are
-/// lost.
+/// Maximum gap in the counters that is waited for. In a longer gap, a whole block and its parity
+/// are lost.
 const MAX_GAP: u64 = (MAX_RECORDS + MAX_PARITIES) as u64;
 /// Maximum number of records kept.
 pub const MAX_KEPT: usize = 1024;
-/// Maximum number of bytes in them.
+/// Maximum number of bytes in the records kept.
 pub const MAX_BYTES: usize = 2 << 20;
-/// Maximum number of unused buffers that are kept, and their size in bytes: that of a record on
-/// most paths.
+/// Maximum number of unused buffers that are kept, and their maximum size in bytes: that of a
+/// record on most paths.
 const MAX_SPARE: usize = 64;
 const SPARE_BYTES: usize = 2048;
 /// Maximum number of blocks that wait for records or parity.
@@ -42,7 +43,7 @@ const MAX_BLOCKS: usize = 4;
 pub enum Part {
     /// All.
     All,
-    /// All but TCP segments of flows that miss an earlier one; those are held back.
+    /// All frames except TCP segments behind a gap in their flow, which are held back.
     Unordered,
     /// The TCP segments that were held back.
     Ordered,
@@ -55,15 +56,15 @@ pub struct Selection {
     pub part: Part,
     /// Number of the next frame.
     number: u32,
-    /// Segments that were passed on before their turn: bit n for frame n.
+    /// Segments that were passed on ahead of earlier records: bit n for frame n.
     passed: u64,
     /// A segment is held back.
     waits: bool,
 }
 
 impl Selection {
-    /// The first frame of a record of which `part` is to be processed. `passed` are the segments
-    /// that were passed on earlier.
+    /// Starts at the first frame of a record. `part` is to be processed; `passed` are the segments
+    /// that were passed on earlier, bit n for frame n.
     pub fn new(part: Part, passed: u64) -> Selection {
         Selection {
             part,
@@ -95,13 +96,13 @@ pub struct Receiver {
     /// The newest block, which no other may overlap.
     newest: Range<u64>,
     flows: Flows,
-    /// Buffers of records that have left.
+    /// Unused buffers of records that are no longer kept.
     spare: Vec<Vec<u8>>,
     /// Records to process, in order.
     ready: VecDeque<Ready>,
     /// See [`Self::take_restored`].
     new_counters: Vec<u64>,
-    /// The first session of the path is not over.
+    /// The session is the first one of the path.
     started: bool,
     /// Records that were restored.
     pub restored: u64,
@@ -109,12 +110,12 @@ pub struct Receiver {
     pub not_restored: u64,
     /// Records that were held back.
     pub held: u64,
-    /// Longest time that one was.
+    /// Longest time for which a record was held back.
     pub longest: Duration,
     work: u64,
 }
 
-/// One counter.
+/// State of one counter.
 #[derive(Debug)]
 struct Slot {
     state: SlotState,
@@ -129,16 +130,16 @@ struct Slot {
 enum SlotState {
     /// Not here.
     Missing {
-        /// When it is no longer waited for.
+        /// Until when the record is waited for.
         until: Instant,
-        /// It was lost in a full queue.
+        /// The record was lost in a full queue.
         congestion: bool,
     },
-    /// A parity, or not here and not waited for in any block.
+    /// A parity record, or a missing record that is in no block and not waited for.
     Absent,
     /// Here and passed on.
     Passed,
-    /// Here, and its segments are held back since then.
+    /// Here, and its segments have been held back since this time.
     Held(Instant),
 }
 
@@ -160,13 +161,13 @@ struct Block {
 /// A record that [`Receiver::take_ready`] returns.
 #[derive(Debug)]
 pub struct Ready {
-    /// Its session and counter, and the ECN field to apply.
+    /// Session and counter of the record, and the ECN field to apply.
     pub record: Record,
     /// The frames to process.
     pub part: Part,
     /// The segments that were passed on earlier: see [`Selection::new`].
     pub passed: u64,
-    /// All its frames.
+    /// All frames of the record.
     pub frames: Vec<u8>,
 }
 
@@ -197,9 +198,9 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Records a received record that is no replay, and returns the part of it to process now.
-    /// `derived` is when the keys of its session were derived; `verdict` is on the records missing
-    /// before it. The frames of a PARITY are processed here.
+    /// Handles a received record that is no replay, and returns the part of it to process now.
+    /// `derived` is the time when the keys of its session were derived, `verdict` the verdict on
+    /// the records missing before it. PARITY frames are processed here.
     pub fn record(
         &mut self,
         record: Record,
@@ -237,7 +238,7 @@ impl Receiver {
             return Part::All;
         }
         if record.counter < self.edge {
-            // It is no longer waited for, and was late after all.
+            // The record is no longer waited for: it arrived late.
             self.solve_with(record.counter, now);
             return Part::All;
         }
@@ -255,13 +256,13 @@ impl Receiver {
         Part::Unordered
     }
 
-    /// Whether records are kept, so that segments may have to wait.
+    /// Whether any records are kept, so that segments may have to wait.
     pub fn keeps(&self) -> bool {
         !self.slots.is_empty() || !self.ready.is_empty()
     }
 
     /// Returns whether to process the next frame of a record now. `segment` is the TCP segment in
-    /// it, if it has one that may have to wait.
+    /// the frame, if it may have to wait.
     pub fn selects(
         &mut self,
         selection: &mut Selection,
@@ -273,7 +274,7 @@ impl Receiver {
         let now = match (selection.part, segment) {
             (Part::All, _) | (Part::Unordered, None) => true,
             (Part::Ordered, segment) => segment.is_some() && selection.passed & bit == 0,
-            // Those behind records that are ready follow them.
+            // Segments behind records that are ready must not overtake them.
             (Part::Unordered, Some(segment)) => {
                 let due = bit != 0 && self.is_held(record) && self.flows.is_due(&segment);
                 selection.passed |= if due { bit } else { 0 };
@@ -302,8 +303,9 @@ impl Receiver {
         }
     }
 
-    /// Whether segments of a record wait. Records of an earlier session may still be ready when
-    /// one with the same counter waits in the newest.
+    /// Whether segments of a record are held back. The session is compared because records of an
+    /// earlier session may still be ready when a record with the same counter is held back in the
+    /// newest session.
     fn is_held(&self, record: Record) -> bool {
         let is_newest = self
             .session
@@ -312,8 +314,8 @@ impl Receiver {
         is_newest && slot.is_some_and(|slot| matches!(slot.state, SlotState::Held(_)))
     }
 
-    /// Returns the part to process of a record that is not kept. Its segments follow those that are
-    /// ready.
+    /// Returns the part to process now of a record that is not kept. If records are ready, its
+    /// segments are queued behind them.
     fn behind_ready(&mut self, record: Record, frames: &[u8]) -> Part {
         if self.ready.is_empty() || parity::is_parity(frames) {
             return Part::All;
@@ -353,7 +355,7 @@ impl Receiver {
         }
     }
 
-    /// When to call [`Self::take_ready`]: it will have a record, or forget those that it keeps.
+    /// When to call [`Self::take_ready`]: a record becomes ready then, or the kept records expire.
     pub fn next_release(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::BOOT);
@@ -372,7 +374,7 @@ impl Receiver {
         (self.slots.len(), self.bytes, parities.map(Vec::len).sum())
     }
 
-    /// Bytes multiplied so far.
+    /// Number of bytes multiplied so far, a measure of processor time.
     pub fn work(&self) -> u64 {
         self.work
     }
@@ -389,11 +391,12 @@ impl Receiver {
         };
         self.edge = self.next;
         self.newest = self.next..self.next;
-        // Its own parity decides from here on, but the path is the same.
+        // The path is the same, so records are kept for [`KEEP`] as after a parity; then the parity
+        // of this session decides.
         self.parity_at = self.parity_at.map(|_| now);
     }
 
-    /// Passes everything on, and keeps nothing.
+    /// Passes on everything that is held back, and forgets all records.
     fn flush(&mut self, now: Instant) {
         while !self.slots.is_empty() {
             self.forget_oldest(now);
@@ -419,8 +422,9 @@ impl Receiver {
 
     /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
     fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
-        // Segments hardly wait for a record that a full queue dropped: TCP has to see that loss, and as soon
-        // as without repair. Nor for a probe. But what is missing may only be late.
+        // Segments do not wait long for a record that a full queue dropped: TCP has to see that
+        // loss as soon as without repair. They do not wait long for a probe either. A short wait
+        // remains, because the missing record may only be late.
         let congestion = matches!(
             verdict,
             Some(Verdict::Congestion | Verdict::Overflow { .. })
@@ -448,7 +452,8 @@ impl Receiver {
         }
     }
 
-    /// The newest `count` missing records that were waited for longer were lost in a full queue.
+    /// Marks the newest `count` missing records that are waited for beyond `latest` as lost in a
+    /// full queue, and shortens their wait to `latest`.
     fn lose_in_queue(&mut self, count: u32, latest: Instant) {
         let states = self.slots.iter_mut().rev().map(|slot| &mut slot.state);
         let waited_for = states.filter(|state| {
@@ -475,7 +480,7 @@ impl Receiver {
         self.next += 1;
     }
 
-    /// Fills the slot of a late record. Returns false if it has none.
+    /// Fills the slot of a late record. Returns false if there is no slot that waits for it.
     fn fill(&mut self, record: Record, frames: &[u8], now: Instant) -> bool {
         let waits = |slot: &Slot| {
             slot.missing() || slot.state == SlotState::Absent && parity::is_parity(frames)
@@ -501,7 +506,7 @@ impl Receiver {
     fn keep(&mut self, frames: &[u8]) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
-        // Parity and probes count as empty.
+        // Parity records and probes count as empty.
         if !parity::is_parity(frames) && !is_probe(frames) {
             buffer.extend_from_slice(frames);
         }
@@ -541,7 +546,7 @@ impl Receiver {
         while let Some(index) = self.index(self.edge) {
             match self.slots[index].state {
                 SlotState::Missing { until, .. } if now < until => return,
-                // No longer waited for, though it may still be restored.
+                // The record is no longer waited for, though it may still be restored.
                 SlotState::Missing { .. } => {}
                 _ => self.pass(self.edge, now),
             }
@@ -549,7 +554,7 @@ impl Receiver {
         }
     }
 
-    /// Counts the records that a block's parity did not suffice for.
+    /// Removes the oldest block, and counts its records that are still missing as not restored.
     fn forget_block(&mut self) {
         let Some(block) = self.blocks.pop_front() else {
             return;
@@ -559,7 +564,7 @@ impl Receiver {
         self.not_restored += missing.count() as u64;
     }
 
-    /// Passes on what was held back of a record.
+    /// Passes on the segments of a record that were held back.
     fn pass(&mut self, counter: u64, now: Instant) {
         let Some(session) = self.session else { return };
         let Some(index) = self.index(counter) else {
@@ -600,7 +605,8 @@ impl Receiver {
         };
         self.mark_absent(counters.end, counters.end + u64::from(head.count));
         if counters.start >= self.newest.end {
-            // Between two blocks there is nothing that could be restored, such as parity of the first.
+            // Records between two blocks cannot be restored. They are, for example, parity records
+            // of the earlier block.
             self.mark_absent(self.newest.end, counters.start);
             self.hurry(self.newest.end, now);
             self.newest = counters.clone();
@@ -612,13 +618,15 @@ impl Receiver {
         }
         self.join(head, counters.clone(), symbol);
         self.solve_with(counters.start, now);
-        // With all parity here, what is still missing is late or lost for good.
+        // After the last parity record of the block, a record that is still missing is late or
+        // cannot be restored.
         if record.counter + 1 >= counters.end + u64::from(head.count) {
             self.hurry(counters.end, now);
         }
     }
 
-    /// These counters are of parity records, which nobody waits for.
+    /// Marks missing counters from `from` to `to` (exclusive) as absent: they belong to no block,
+    /// so nothing waits for them.
     fn mark_absent(&mut self, from: u64, to: u64) {
         let first = self.next - self.slots.len() as u64;
         for counter in from.max(first)..to.min(self.next) {
@@ -630,7 +638,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for records before `end` no longer than reordering takes.
+    /// Limits the remaining wait for missing records before `end` to [`REORDERING`].
     fn hurry(&mut self, end: u64, now: Instant) {
         let from = self.edge;
         for counter in from..end.min(from + MAX_KEPT as u64) {
@@ -643,7 +651,8 @@ impl Receiver {
         }
     }
 
-    /// Adds a parity to its block, if a record of the block is missing and all are kept.
+    /// Adds a parity to its block, if a record of the block is missing and the block's records are
+    /// still kept.
     fn join(&mut self, head: Head, counters: Range<u64>, symbol: &[u8]) {
         let Some(first) = self.index(counters.start) else {
             return;
@@ -673,7 +682,7 @@ impl Receiver {
             self.blocks.len() - 1
         });
         let block = &mut self.blocks[at];
-        // All of a block are as long as its longest record.
+        // All parities of a block have the same length, that of its longest record.
         let fits = block
             .parities
             .first()
@@ -684,7 +693,8 @@ impl Receiver {
         }
     }
 
-    /// Restores the missing records of the block with this counter, if there is enough parity.
+    /// Restores the missing records of the block that contains this counter, if there is enough
+    /// parity.
     fn solve_with(&mut self, counter: u64, now: Instant) {
         let Some(at) = self
             .blocks
@@ -720,7 +730,7 @@ impl Receiver {
         for i in (0..length).filter(|i| !missing.contains(&(*i as u8))) {
             let frames = &self.slots[first + i].frames;
             if parity::LENGTH + frames.len() > size {
-                // Not the parity of these records.
+                // The parity does not belong to these records.
                 return;
             }
         }
@@ -736,7 +746,7 @@ impl Receiver {
         }
     }
 
-    /// Enters a restored record.
+    /// Stores a restored record, and makes it ready.
     fn restore(&mut self, counter: u64, symbol: &[u8], now: Instant) {
         let Some(session) = self.session else { return };
         let Some(index) = self.index(counter) else {
@@ -750,7 +760,8 @@ impl Receiver {
             return;
         };
         self.new_counters.push(counter);
-        // The path lost it, or a queue dropped it instead of marking it.
+        // A record lost in a full queue counts as marked: the queue dropped it instead of marking
+        // it.
         let ecn = if congestion { ECN_CE } else { 0 };
         let kept = self.keep(frames);
         self.make_space(kept.len(), now);

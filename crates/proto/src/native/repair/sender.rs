@@ -1,49 +1,55 @@
-//! The sender's side: how many parity records a block gets, and when it ends.
+//! The sender's side of loss repair: decides how many parity records a block gets, and when the
+//! block ends.
 
 use super::parity::{self, Head, MAX_PARITIES, MAX_RECORDS};
 use crate::native::health::Report;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// The first records of a path are covered, before the receiver has reported on them: in that time
-/// TCP is most sensitive to losses.
+/// Number of records at the start of a path that are covered before the receiver has reported
+/// losses: TCP is most sensitive to losses then.
 const FIRST_RECORDS: u32 = 4000;
-/// Loss that is assumed for them.
+/// Loss rate that is assumed for [`FIRST_RECORDS`].
 const FIRST_LOSS: f64 = 0.01;
-/// Probability that a lost record is not restored, in the mean over all records: CUBIC fills 1 Gbit/s
-/// at 100 ms with it (RFC 9438, section 5.2).
+/// Target probability that a record is lost and not restored. With this loss rate, CUBIC fills 1
+/// Gbit/s at a round-trip time of 100 ms (RFC 9438, section 5.2).
 const FAILURE: f64 = 1.5e-6;
-/// Below this loss there is no parity: TCP can bear it, and a parity of each block would cost more.
+/// Loss rate below which no parity is sent: TCP tolerates it, and one parity record for each block
+/// would cost more.
 const LEAST_LOSS: f64 = 1e-5;
-/// Above this loss for [`PATIENCE`], repair would take too large a share of the path from others.
+/// Loss rate above which repair ends after [`PATIENCE`]: it would take too large a share of the
+/// path from other traffic.
 const MOST_LOSS: f64 = 0.08;
 /// Repair ends if less than this share of the losses has been random for [`PATIENCE`].
 const RANDOM_SHARE: f64 = 0.25;
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Time constant of the mean loss.
+/// Time constant of the mean loss rate, in seconds.
 const LOSS_MEMORY: f64 = 5.0;
-/// Records without loss that are added to those of a report before its loss is acted on at once.
+/// Number of records without loss that are added to those of a report before its loss rate raises
+/// the estimate at once.
 const CAUTION: f64 = 50.0;
-/// A block ends when nothing was sent for this time, while there is credit for small blocks, which
-/// only [`BASE_RATE`] fills: slow start ends early where segments are delayed by 4 ms or more
-/// (HyStart, RFC 9406),
+/// Pause in sending after which a block ends while there is credit for small blocks, which only
+/// [`BASE_RATE`] fills. It is short because slow start ends early where segments are delayed by 4
+/// ms or more (HyStart, RFC 9406).
 const PROMPT: Duration = Duration::from_millis(1);
-/// or for this time, or at this age, if its parity is within what may be sent,
+/// Pause in sending, and age of the block, after which it ends if the credit suffices for its
+/// parity.
 const IDLE: Duration = Duration::from_millis(5);
 const SOON: Duration = Duration::from_millis(20);
-/// or at this age in any case.
+/// Age at which a block ends in any case.
 const LATE: Duration = Duration::from_millis(40);
-/// Bytes of parity a second beyond the ceiling, for flows so slow that each packet is a block.
+/// Parity bytes per second that are allowed in addition to the ceiling, for flows so slow that each
+/// packet is a block.
 const BASE_RATE: f64 = 25_000.0;
-/// Most parity bytes saved up: enough for a slow start in small blocks.
+/// Maximum credit in parity bytes: enough for a slow start in small blocks.
 const MAX_CREDIT: f64 = 512_000.0;
 
 /// Loss repair of one path.
 #[derive(Debug)]
 pub struct Sender {
-    /// Parity bytes in percent of all others; `None` without repair.
+    /// Maximum parity bytes, in percent of all other bytes; `None` without repair.
     ceiling: Option<u8>,
-    /// Number of the first records that are still to come.
+    /// Number of [`FIRST_RECORDS`] that are still to come.
     first: u32,
     /// Mean share of records lost at random; `None` before the first report.
     loss: Option<f64>,
@@ -56,9 +62,9 @@ pub struct Sender {
     /// When the latest report arrived.
     reported: Instant,
     block: Option<Block>,
-    /// Parity bytes that may be sent.
+    /// Credit: parity bytes that may be sent.
     credit: f64,
-    /// Parity bytes that may be sent for blocks that end early.
+    /// Credit for blocks that end early, in parity bytes.
     prompt: f64,
     credited: Instant,
     /// Parity records sent, on all paths.
@@ -68,9 +74,9 @@ pub struct Sender {
 /// The records since the last parity.
 #[derive(Debug)]
 struct Block {
-    /// Local index of their session.
+    /// Local index of the records' session.
     session: u32,
-    /// Counter of the first.
+    /// Counter of the first record.
     start: u64,
     opened: Instant,
     /// When the last record was covered.
@@ -78,24 +84,24 @@ struct Block {
     /// Number of covered records.
     records: usize,
     parities: Vec<Vec<u8>>,
-    /// Number of the parity that is sent next, once the block has ended.
+    /// Number of the parity record to send next, once the block has ended.
     next: u8,
-    /// Number of parities that are sent.
+    /// Number of parity records to send; 0 until the block has ended.
     count: u8,
 }
 
-/// Whether a path is repaired, and if not, why.
+/// Whether loss repair is active on a path, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// One end does not repair.
     Off,
-    /// The first records of a path, before a report.
+    /// The first records of a path are covered, before the receiver has reported losses.
     Starting,
-    /// Hardly any random loss.
+    /// There is hardly any random loss.
     NotNeeded,
     /// Parity is sent.
     Repairing,
-    /// Most losses are those of full queues.
+    /// Most losses happen in full queues.
     Congested,
     /// The loss is above 8 %.
     TooMuchLoss,
@@ -108,7 +114,8 @@ impl Default for Sender {
 }
 
 impl Sender {
-    /// The state of a new path. `ceiling` is the most parity bytes in percent of all others.
+    /// Creates the state of a new path. `ceiling` is the maximum of parity bytes in percent of all
+    /// other bytes; `None` disables repair.
     pub fn new(ceiling: Option<u8>) -> Sender {
         Sender {
             ceiling,
@@ -126,7 +133,7 @@ impl Sender {
         }
     }
 
-    /// The state of another path to the same peer.
+    /// Creates the state of another path to the same peer.
     pub fn moved(&self) -> Sender {
         Sender {
             sent: self.sent,
@@ -139,7 +146,7 @@ impl Sender {
         self.ceiling
     }
 
-    /// Changes the ceiling; `None` ends repair, since one end does not know it.
+    /// Changes the ceiling. `None` ends repair: one end does not support or allow it.
     pub fn set_ceiling(&mut self, ceiling: Option<u8>) {
         self.ceiling = ceiling;
         if ceiling.is_none() {
@@ -166,7 +173,7 @@ impl Sender {
         }
     }
 
-    /// Loss to protect against; `None` if nothing is to be covered.
+    /// Returns the loss rate to protect against; `None` if records are not covered.
     fn protects(&self, now: Instant) -> Option<f64> {
         match self.state(now) {
             State::Repairing => self.loss,
@@ -175,7 +182,8 @@ impl Sender {
         }
     }
 
-    /// Whether records are covered at this time. They must be [`parity::ROOM`] shorter then.
+    /// Whether records are covered at this time. Covered records must be shorter by
+    /// [`parity::ROOM`].
     pub fn covers(&self, now: Instant) -> bool {
         self.ceiling.is_some() && (self.block.is_some() || self.protects(now).is_some())
     }
@@ -190,20 +198,22 @@ impl Sender {
         }
         let passed = now.duration_since(self.reported).as_secs_f64();
         self.reported = now;
-        // A few records say little: they count less than the time since the last report.
+        // A report on few records says little, so its weight is reduced below that of the elapsed
+        // time.
         let weight = (1.0 - (-passed / LOSS_MEMORY).exp())
             .min(all / 200.0)
             .max(1e-3);
         let loss = self.loss.unwrap_or(0.0);
         let mean = loss + (random / all - loss) * weight;
-        // Far more losses than expected are acted on at once, but two of ten say little.
+        // Far more losses than expected raise the estimate at once. A few losses among a few
+        // records do not.
         let cautious = random / (all + CAUTION);
         let soon = if random >= 2.0 && cautious > 2.0 * loss {
             loss + (cautious - loss) * 0.5
         } else {
             0.0
         };
-        // A burst is forgotten sooner than it would be otherwise.
+        // The limit lets the estimate return sooner after a burst.
         let loss = mean.max(soon).min(MOST_LOSS * 1.5);
         self.loss = Some(loss);
         if loss > MOST_LOSS {
@@ -221,7 +231,7 @@ impl Sender {
         }
     }
 
-    /// Covers a record: its session, counter and frames. Returns true if the block ended with it.
+    /// Adds a record to the open block. Returns true if the block is full with it.
     pub fn record(&mut self, session: u32, counter: u64, frames: &[u8], now: Instant) -> bool {
         if self.ceiling.is_none() {
             return false;
@@ -279,8 +289,8 @@ impl Sender {
         Some((block.last + pause).min(block.opened + age))
     }
 
-    /// Returns the next parity of a block that has ended, in a record with this counter. Ends the
-    /// block of `session` if `now` is late enough or it is `full`.
+    /// Returns the next parity of a block that has ended, to be sent in a record with this counter.
+    /// First ends the open block of `session` if it is `full` or its time has come.
     pub fn parity(
         &mut self,
         session: u32,
@@ -300,12 +310,12 @@ impl Sender {
                 return None;
             }
             let size = block.parities.first().map_or(0, Vec::len);
-            // Nothing but empty records.
+            // The size is 0 if all records are empty.
             let affordable = (self.credit as usize).checked_div(size).unwrap_or(0);
             block.count = needed(block.records, loss)
                 .min(affordable)
                 .min(block.parities.len()) as u8;
-            // Uncovered records count as empty.
+            // Records that were not covered count as empty.
             let records = counter - block.start;
             if records > MAX_RECORDS as u64 || block.count == 0 {
                 self.block = None;
@@ -335,7 +345,7 @@ impl Sender {
         Some((head, symbol))
     }
 
-    /// Adds what this many bytes and the time allow.
+    /// Adds the credit for this many bytes and for the time since the last call.
     fn earn(&mut self, bytes: usize, now: Instant) {
         let passed = now.duration_since(self.credited).as_secs_f64();
         self.credited = now;
@@ -346,15 +356,16 @@ impl Sender {
     }
 }
 
-/// Whether something has been so for [`PATIENCE`].
+/// Whether a condition has held for [`PATIENCE`].
 fn lasts(since: Option<Instant>, now: Instant) -> bool {
     since.is_some_and(|since| now.duration_since(since) >= PATIENCE)
 }
 
-/// Number of parity records for a block, so that more of all its records are lost with probability
-/// [`FAILURE`] times `records`. From 1 to [`MAX_PARITIES`].
+/// Returns the number of parity records for a block of `records` records, from 1 to
+/// [`MAX_PARITIES`]. With this number, the probability that more records of the block are lost than
+/// there are parity records is at most [`FAILURE`] times `records`.
 pub fn needed(records: usize, loss: f64) -> usize {
-    // The loss is an estimate, and varies.
+    // A margin, because the loss rate is an estimate and varies.
     let loss = (loss * 1.1 + 1e-4).min(0.5);
     for parities in 1..MAX_PARITIES {
         let all = records + parities;

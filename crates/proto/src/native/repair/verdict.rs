@@ -1,54 +1,59 @@
 //! Tells losses in a full queue from other losses, by the datagrams around them.
 //!
-//! A queue drops when it is full: the delay is near its highest then, or, if the queue is short
-//! against the bursts, the end of each burst is lost. A radio link or a damaged cable loses
-//! datagrams at any delay and any position. So losses at high delay are those of a queue if they
-//! are more frequent than at low delay. Many losses in a row are also those of a queue: parity could
-//! not restore them in any case.
+//! A queue drops datagrams when it is full. The delay is then near its highest; or, if the queue is
+//! shorter than the bursts, the end of each burst is lost. A radio link or a damaged cable loses
+//! datagrams at any delay and any position. Hence losses at high delay are attributed to a queue if
+//! they are more frequent than at low delay. Many losses in a row are attributed to a queue as
+//! well: parity could not restore them in any case.
 
 use super::parity::{MAX_PARITIES, MAX_RECORDS};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// How long delays are remembered, at least: one period of CUBIC (RFC 9438) at 300 Mbit/s and 40 ms.
+/// Minimum time for which delays are remembered: one period of CUBIC (RFC 9438) at 300 Mbit/s and
+/// 40 ms.
 const MEMORY: Duration = Duration::from_secs(10);
-/// Below this delay above the minimum, in microseconds, no queue is seen: clocks, schedulers and
-/// receive batches vary as much.
+/// Delay above the minimum, in microseconds, below which no queue is assumed: clocks, schedulers
+/// and receive batches vary as much.
 const NOISE: u64 = 500;
-/// Classes of delay in an octave.
+/// Number of delay classes in an octave.
 const PER_OCTAVE: usize = 8;
-/// A delay is high if it is at most this many classes below the highest, which is 80 % of it.
+/// A delay is high if its class is at most this many classes below the highest: from about 80 % of
+/// the highest delay on.
 const NEAR_FULL: usize = 2;
-/// One in this many datagrams may exceed the highest delay: single ones have other reasons.
+/// One in this many datagrams may exceed the highest delay: single outliers have other reasons than
+/// a queue.
 const OUTLIERS: u64 = 200;
-/// Datagrams after which the highest delay is determined again.
+/// Number of datagrams after which the highest delay is determined again.
 const LOOK: u32 = 16;
-/// Losses at high delay are those of a queue if they are some five times as frequent as at low
-/// delay: the rate that the cumulative sum subtracts for each datagram, in rates at low delay, is
-/// (5 - 1) / ln 5 (E. S. Page, Continuous Inspection Schemes, 1954).
+/// Losses that the cumulative sum at high delay subtracts for each datagram, as a multiple of the
+/// loss rate at low delay: (5 - 1) / ln 5. With this value, losses at high delay are attributed to
+/// a queue if they are about five times as frequent as at low delay (E. S. Page, Continuous
+/// Inspection Schemes, 1954).
 const SUBTRACTED: f64 = 2.485;
-/// Sum from which on they are, where the rate at low delay is known. Random losses reach it once in
-/// some 5^4 times their mean distance.
+/// Cumulative sum above which losses are attributed to a queue, if the rate at low delay is known.
+/// Random losses reach it about once in 5^4 times their mean distance.
 const ALARM: f64 = 4.0;
-/// Losses at low delay from which on their rate is known.
+/// Number of losses at low delay from which their rate counts as known.
 const KNOWN: f64 = 3.0;
-/// Datagrams without a loss after which a path hardly has random losses.
+/// Number of datagrams without a loss after which a path hardly has random losses.
 const CLEAN: f64 = 1000.0;
-/// The counts at low delay are halved when there are as many datagrams.
+/// Number of datagrams at low delay at which the counts at low delay are halved.
 const LOW_DATAGRAMS: u32 = 1 << 16;
-/// The numbers of datagrams by position are halved when one reaches this.
+/// Number of datagrams at one position at which the counts of all positions are halved.
 const POSITIONS: u32 = 4096;
-/// A burst whose last datagram that arrived is at this position was longer, if the next is missing.
+/// Position of the last received datagram of a burst from which the burst counts as longer, if the
+/// next datagram is missing.
 const SHORT_BURST: u8 = 3;
 /// Weight of a gap in the mean rank of the positions.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// Losses within this time after one in a full queue are of the same overflow. TCP slows down once for
-/// all losses of a round trip, so that it loses nothing by a mark too many.
+/// Losses within this time after a loss in a full queue belong to the same overflow. TCP slows down
+/// only once for all losses of a round trip, so an additional mark does no harm.
 const OVERFLOW: Duration = Duration::from_millis(20);
-/// Losses that parity can restore, for each datagram that arrives.
+/// Number of losses that parity can restore for each datagram that arrives.
 const RESTORABLE: f64 = MAX_PARITIES as f64 / MAX_RECORDS as f64;
-/// Mean rank from which on losses are those of the ends of bursts. It is 0.5 for random losses; its
-/// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
+/// Mean rank above which losses are at the ends of bursts. For random losses it is 0.5, with a
+/// standard deviation of 0.29 x sqrt(1/15) = 0.075.
 const LATE_IN_BURST: f64 = 0.75;
 
 /// The probable cause of a gap in the counters.
@@ -56,10 +61,10 @@ const LATE_IN_BURST: f64 = 0.75;
 pub enum Verdict {
     /// Loss in a full queue.
     Congestion,
-    /// As Congestion, and so are losses shortly before it that were classified as random: there are more than
-    /// parity can restore.
+    /// Loss in a full queue, as for `Congestion`. Earlier losses of the same overflow, which were
+    /// classified as random, belong to it as well: all together are more than parity can restore.
     Overflow {
-        /// The number of these.
+        /// Number of these earlier losses.
         earlier: u32,
     },
     /// Any other loss.
@@ -73,43 +78,43 @@ pub enum Verdict {
 pub struct LossClassifier {
     /// Number of datagrams by class of delay.
     delays: [u32; 64],
-    /// When they were last halved.
+    /// When `delays` were last halved.
     since: Instant,
     /// Number of datagrams so far.
     counted: u32,
     /// Class of the highest delay.
     highest: usize,
-    /// Class of the delay at which a queue was seen to be full, at most [`MEMORY`] ago: a busy host
-    /// delays some datagrams longer.
+    /// Lowest class of delay at which a queue was seen to be full, within [`MEMORY`]. It may be
+    /// below the highest delay, because a busy host delays some datagrams longer.
     full: usize,
     low: Counts,
-    /// Cumulative sum of the losses at high delay beyond those expected.
+    /// Cumulative sum of the losses at high delay in excess of the expected ones.
     excess: f64,
     /// Number of recent datagrams by position in their burst.
     positions: [u32; 64],
-    /// Mean rank of the lost positions among these.
+    /// Mean rank of the lost datagrams' positions among `positions`, 0 to 1.
     rank: f64,
     /// Position of the newest datagram.
     position: u8,
-    /// Class of its delay.
+    /// Class of the newest datagram's delay.
     class: usize,
     /// When the test last found a loss in a full queue.
     overflow: Option<Instant>,
-    /// Cumulative sum of the losses beyond those that parity can restore.
+    /// Cumulative sum of the losses in excess of [`RESTORABLE`].
     unrestorable: f64,
     recent: Recent,
 }
 
-/// Losses that were classified as random, in [`OVERFLOW`] at most.
+/// Recent losses that were classified as random, within [`OVERFLOW`] of `since`.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     since: Instant,
     random: u32,
-    /// Those of them that were counted at low delay.
+    /// Number of these losses that were counted at low delay.
     low: u32,
 }
 
-/// Datagrams that arrived, and those that were lost before them.
+/// Numbers of datagrams that arrived, and of those lost before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     datagrams: u32,
@@ -169,7 +174,7 @@ impl LossClassifier {
             self.classify_overflow(verdict, lost, now)
         });
         let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
-        // As many losses at a low delay are those of an outage.
+        // So many losses at a low delay are those of an outage, not of a queue.
         if is_overflow && around > 0 && around + PER_OCTAVE >= self.highest {
             self.full = self.full.min(around);
         }
@@ -193,7 +198,7 @@ impl LossClassifier {
         verdict
     }
 
-    /// A missing datagram was only late.
+    /// Corrects the count of losses: a missing datagram was only late.
     pub fn late(&mut self) {
         self.unrestorable = (self.unrestorable - 1.0 - RESTORABLE).max(0.0);
     }
@@ -229,7 +234,8 @@ impl LossClassifier {
         }
     }
 
-    /// Classifies all losses of one overflow alike: `verdict` is on `lost` datagrams alone.
+    /// Gives all losses of one overflow the same verdict. `verdict` is the verdict on the newest
+    /// `lost` datagrams taken alone.
     fn classify_overflow(&mut self, verdict: Verdict, lost: u32, now: Instant) -> Verdict {
         if now.duration_since(self.recent.since) >= OVERFLOW {
             self.recent = Recent {
@@ -255,7 +261,7 @@ impl LossClassifier {
         verdict
     }
 
-    /// Whether losses at this time are of the same overflow as the last.
+    /// Whether losses at this time belong to the same overflow as the last one found.
     fn overflows(&self, now: Instant) -> bool {
         let since = |at| now.duration_since(at);
         self.overflow.is_some_and(|at| since(at) < OVERFLOW)
@@ -266,18 +272,20 @@ impl LossClassifier {
         (f64::from(self.low.lost) + 0.5) / (f64::from(self.low.datagrams) + 50.0)
     }
 
-    /// Excess of losses that is congestion. On a path without random losses, the first loss is.
+    /// Excess of losses from which they are congestion. On a path without random losses, the first
+    /// loss suffices.
     fn alarm(&self) -> f64 {
         let unknown = CLEAN / (CLEAN + f64::from(self.low.datagrams));
         ALARM * ((f64::from(self.low.lost) + unknown) / KNOWN).min(1.0)
     }
 
-    /// Rank of the first lost datagram, before one at this position.
+    /// Returns the rank of the first lost datagram, if `missing` are missing before one at this
+    /// position.
     fn rank_of_lost(&self, position: u8, missing: u64) -> f64 {
         if u64::from(position) >= missing {
             return self.rank_of(position - missing as u8);
         }
-        // It was in the previous burst, or was a burst of its own.
+        // The lost datagram was in the previous burst, or was a burst of its own.
         let next = self.position.saturating_add(1);
         let longer = if self.position < SHORT_BURST {
             let of = |position: u8| f64::from(self.positions[usize::from(position.min(63))]);
@@ -288,7 +296,8 @@ impl LossClassifier {
         longer * self.rank_of(next) + (1.0 - longer).max(0.0) * self.rank_of(0)
     }
 
-    /// Share of the recent datagrams before this position; those at it count by half.
+    /// Returns the share of the recent datagrams whose position is lower; those at the same
+    /// position count half.
     fn rank_of(&self, position: u8) -> f64 {
         let at = usize::from(position.min(63));
         let before: u32 = self.positions[..at].iter().sum();
