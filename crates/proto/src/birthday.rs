@@ -35,11 +35,11 @@ const FIRST_PORT: u16 = 1024;
 pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
 /// Maximum number of addresses that ports are opened towards, for one peer.
 const MAX_DESTINATIONS: usize = 2;
-/// Time with a relay in use and no direct path before ports are opened.
+/// Time with a relay in use and without a direct path after which ports are opened.
 pub const AFTER: Duration = Duration::from_millis(500);
-/// The same behind a NAT that is not symmetric, towards another, at the end with the lower key: the
-/// port of one of them is probably taken by something else. The probes of that one come from
-/// another port, so the other end opens ports too, after twice the time.
+/// The same if neither end is behind a symmetric NAT, for the end with the lower key. Probably the
+/// outer port of one end is used by another host behind its NAT. Probes of that end come from
+/// another port, so the end with the higher key opens ports too, after twice this time.
 pub(crate) const LAST_RESORT_AFTER: Duration = Duration::from_secs(20);
 /// Retry interval when there is no address to punch towards, or other peers' ports are open.
 const RETRY: Duration = Duration::from_secs(3);
@@ -52,9 +52,10 @@ const PAUSES: [Duration; 3] = [
 /// Interval between two punches, and between two probe requests. NATs drop unanswered mappings
 /// after 30 s (Linux, `nf_conntrack_udp_timeout`), and packets may be lost.
 const REPEAT: Duration = Duration::from_secs(5);
-/// Time from the first punch of an attempt, by openers, to the second, by datagrams that reach the
-/// other end: half the time of its probes. Openers do not open a second NAT further out; datagrams
-/// that reach the other end take their ports from its probes if its NAT tracks them
+/// Time from the first punch of an attempt to the second: half the time of the other end's probes.
+/// The first punch consists of openers, which do not open a second NAT further out. The second one
+/// consists of datagrams that reach the other end. If the NAT there tracks them, they occupy the
+/// ports that the other end's probes need
 /// ([`Paths::is_behind_nat`](crate::paths::Paths::is_behind_nat)).
 const OPENERS_FIRST: Duration = Duration::from_secs(2);
 /// Maximum number of punches for one peer within [`WINDOW`]. Ports stay open until the last one has

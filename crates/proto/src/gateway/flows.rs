@@ -1,9 +1,9 @@
 //! The flows of devices: connection tracking for replies, and TCP statistics of both sides.
 //!
 //! The gateway is in the middle of each connection and can tell on which side an event happens (the
-//! passive midpoint of RFC 7799). A segment that it sees twice was lost after it, and one that it
-//! finds missing was lost before it. The time until data is acknowledged is the round-trip time of
-//! the receiver's side.
+//! passive midpoint of RFC 7799). A segment that passes the gateway twice was lost behind it; a
+//! segment that is missing at the gateway was lost before it. The time until data is acknowledged
+//! is the round-trip time of the receiver's side.
 //!
 //! Memory is bounded: flows live in two generations. When the younger one is full or old enough, it
 //! becomes the older one, and the older one is dropped, except for flows used since.
@@ -57,7 +57,8 @@ struct Half {
     next: Option<u32>,
     /// The newest range that was missing when later data arrived.
     hole: Option<SeqRange>,
-    /// When the bytes before this number passed, if they passed only once (Karn's algorithm).
+    /// A sequence number, and the time when the bytes before it passed, if they passed only once
+    /// (Karn's algorithm).
     timed: Option<(u32, Instant)>,
     /// The contiguous range of the newest super-packets that was not retransmitted.
     merged: SeqRange,
@@ -83,11 +84,11 @@ pub struct Segment {
     pub seq: u32,
     /// The acknowledgement number, if it has one.
     pub ack: Option<u32>,
-    /// Payload bytes.
+    /// Payload length in bytes.
     pub payload: u32,
     /// Whether SYN is set.
     pub syn: bool,
-    /// Payload bytes of each segment, at least 1.
+    /// Payload length of each segment in bytes, at least 1.
     pub size: u32,
 }
 
@@ -114,7 +115,7 @@ pub struct Seen {
     pub lost_before: u64,
     /// Segments that were lost after the gateway and arrive again.
     pub lost_behind: u64,
-    /// Those of `lost_behind` that were sent on in a super-packet.
+    /// Number of the segments in `lost_behind` that were sent on in a super-packet.
     pub lost_merged: u64,
     /// Round-trip time of the side that this segment comes from.
     pub rtt: Option<Duration>,
@@ -166,7 +167,7 @@ impl Half {
                 if rest > 0 && self.merged.contains(start) {
                     seen.lost_merged = seen.lost_behind;
                 }
-                // The range that is sent on now is the one that may be lost next.
+                // Remember the range that is sent on now: it may be lost next.
                 if segment.payload > segment.size {
                     if seq_before(start, self.merged.start) {
                         self.merged.start = start;
@@ -196,8 +197,8 @@ impl Half {
         seen
     }
 
-    /// Removes `start..end` from the missing range, from its beginning. Returns the number of
-    /// missing bytes in it.
+    /// Removes `start..end` from the missing range, from the range's beginning. Returns the number
+    /// of missing bytes among them.
     fn fill(&mut self, start: u32, end: u32) -> u32 {
         let Some(hole) = self.hole else {
             return 0;
@@ -243,7 +244,7 @@ pub struct Flows {
     young: HashMap<FlowKey, Flow>,
     old: HashMap<FlowKey, Flow>,
     since: Instant,
-    /// Flows dropped because there were too many, not because they were silent.
+    /// Number of flows dropped because the table was full, not because they were silent.
     evicted: u64,
 }
 
@@ -275,7 +276,7 @@ impl Flows {
         self.young.len() + self.old.len()
     }
 
-    /// Whether none is known.
+    /// Whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -40,7 +40,7 @@ pub struct Subject {
 }
 
 impl Rule {
-    /// Whether the rule allows it.
+    /// Whether the rule allows the traffic.
     pub fn allows(&self, subject: &Subject) -> bool {
         self.remote.is_none_or(|net| net.contains(&subject.remote))
             && match &self.service {

@@ -10,8 +10,8 @@
 //! probed until it passes, so that an outage does not make every size look refused. After that the
 //! search starts again.
 //!
-//! A probe that was too large leaves a gap in the counters. The record behind it says so
-//! ([`Stamp::follows_probe`](super::stamp::Stamp::follows_probe)), and the peer counts no loss.
+//! A probe that was too large leaves a gap in the counters. The next record reports this
+//! ([`Stamp::follows_probe`](super::stamp::Stamp::follows_probe)), so the peer counts no loss.
 
 use super::fold::{SLICE4, SLICE6};
 use super::frame::{LAST_SAVES, SLICE_OVERHEAD};
@@ -53,7 +53,7 @@ pub struct PathMtu {
     doubtful: bool,
     probe: Option<Probe>,
     next_id: u16,
-    /// When to confirm or raise.
+    /// When to confirm the current size again, or to try larger ones.
     idle_until: Option<Instant>,
     raise_at: Option<Instant>,
 }

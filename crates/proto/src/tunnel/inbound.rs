@@ -353,7 +353,7 @@ impl Tunnel {
             {
                 let frames = used..used + ready.frames.len();
                 buffers.arena[frames.clone()].copy_from_slice(&ready.frames);
-                // A folded frame is restored beyond its end.
+                // Unfolding a frame writes beyond the end of the record.
                 used = frames.end + TAG_LEN;
                 repair.give_back(ready.frames);
                 let receiving = Receiving {
@@ -364,7 +364,7 @@ impl Tunnel {
                 };
                 let of = (ready.record, Selection::new(ready.part, ready.passed));
                 native_record(peer, receiving, mode, of, frames, &mut buffers);
-                // A record has at most a datagram's bytes, an answer few.
+                // Stop if there may be no room for the longest record, or for an answer.
                 if buffers.arena.len() - used < MAX_DATAGRAM
                     || buffers.outbox.remaining() < MAX_DATAGRAM
                 {
@@ -396,7 +396,7 @@ struct Arrived {
     record: Record,
     /// When the keys of its session were derived.
     derived: Instant,
-    /// On the datagrams missing before it.
+    /// Verdict on the datagrams missing before the record.
     verdict: Option<Verdict>,
 }
 
@@ -415,7 +415,7 @@ fn repaired(
     } = arrived;
     let part = repair.record(record, derived, frames, verdict, now);
     if let Some(session) = session {
-        // The original of a restored record is a repeat from now on.
+        // If the original of a restored record arrives from now on, it counts as a repeat.
         for counter in repair.take_restored() {
             session.restored(counter);
         }
@@ -425,7 +425,7 @@ fn repaired(
 
 /// Parameters of the tunnel that receiving from a peer needs.
 struct Receiving<'a> {
-    /// For answers.
+    /// Parameters of the answers to the peer.
     sending: Sending,
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
@@ -536,7 +536,8 @@ fn native_frames<C: Carried>(
 ) {
     let size = RECORD_OVERHEAD + frames.len();
     let mut frames = Frames::<C>::new(frames, record.ecn);
-    // Frames are parsed for each part, and processed, or counted as dropped, for one.
+    // A record is parsed once for each part. Each of its frames is processed, or counted as
+    // dropped, in only one of these passes.
     while let Some(frame) = frames.next(buffers.arena) {
         let all = selection.part == Part::All;
         let repair = peer.repair.as_mut().filter(|repair| !all || repair.keeps());
@@ -554,7 +555,7 @@ fn native_frames<C: Carried>(
     }
 }
 
-/// Returns the TCP segment of a frame, if a gap before it may hold it back: it is more than an
+/// Returns the TCP segment of a frame that a gap before it may hold back: one that is not just an
 /// acknowledgement.
 fn segment_of(frame: &Frame, arena: &[u8]) -> Option<Segment> {
     match frame {
@@ -671,8 +672,8 @@ fn native_frame<C: Carried>(
     }
 }
 
-/// Rejects frames that need a TUN device with offload if there is none. The peer knows from the
-/// capabilities, and nobody would complete the checksum.
+/// Rejects frames that need a TUN device with offload if there is none: nobody would complete their
+/// checksum. The peer knows this from the capabilities.
 fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
     match frame {
         Frame::Packet(Packet { partial: true, .. }) | Frame::Slice(_) if !offload => {
