@@ -17,10 +17,10 @@ pub struct UserspaceArguments {
     /// Run without root and without an interface; needs at least one of the options below
     #[arg(long)]
     userspace: bool,
-    /// Serve SOCKS5 there, into the tunnel (repeatable) [default address: 127.0.0.1]
+    /// Serve SOCKS5 into the tunnel on this port (repeatable) [default address: 127.0.0.1]
     #[arg(long, value_name = "[ADDR:]PORT", requires = "userspace", value_parser = listening_address)]
     socks: Vec<SocketAddr>,
-    /// Serve HTTP CONNECT there, into the tunnel (repeatable) [default address: 127.0.0.1]
+    /// Serve HTTP CONNECT into the tunnel on this port (repeatable) [default address: 127.0.0.1]
     #[arg(long, value_name = "[ADDR:]PORT", requires = "userspace", value_parser = listening_address)]
     http: Vec<SocketAddr>,
     /// Forward a port of this host to a host inside the tunnel, e.g. 8080:db-1:5432 (repeatable)

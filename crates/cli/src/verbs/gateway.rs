@@ -23,7 +23,7 @@ pub struct Arguments {
 enum GatewayVerb {
     /// Show devices of running gateways: rates, loss, drops, and better settings
     Status(status::Arguments),
-    /// List the hosts that are heard on an interface
+    /// List the hosts whose frames arrive on an interface
     Discover(discover::Arguments),
 }
 

@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Interface [default: all]
     #[arg(value_name = "IFACE")]
     interface: Option<String>,
-    /// Show also the batches per system call
+    /// Also show the number of packets per system call
     #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
     /// Print JSON

@@ -55,8 +55,8 @@ pub enum Load {
     Udp,
     /// The same in the other direction
     UdpRev,
-    /// One TCP stream through the tunnel and one beside it, the latter's rate; for `bench --path`,
-    /// as all below
+    /// One TCP stream through the tunnel and one beside it; the rate of the one beside; only for
+    /// `bench --path`, as all loads below
     Beside,
     /// Web pages from the server
     Web,
@@ -133,14 +133,14 @@ pub struct BenchOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Repetitions of each measurement; 2 with --path
+    /// Repetitions of each measurement; with --path 2 by default
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, default_value_if("path", ArgPredicate::IsPresent, "2"), value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at
     /// the far end (seikan+wireguard-go) runs only if named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
-    /// Loads to run; tcp1 with --path
+    /// Loads to run; with --path only tcp1 by default
     #[arg(long, alias = "load", value_name = "LOAD,...", value_delimiter = ',', default_value_if("path", ArgPredicate::IsPresent, "tcp1"), default_values_t = [Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp])]
     pub loads: Vec<Load>,
     /// Disable the offloads of the link, as on a plain NIC

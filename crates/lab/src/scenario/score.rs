@@ -53,7 +53,7 @@ pub struct ScoreOptions {
     /// Level of the doctor [default: its own choice]; 0 uses counters only
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
     pub level: Option<u32>,
-    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more
+    /// Let the doctor try its remedies, and check their effect and their reversal; adds a minute
     /// per case
     #[arg(long, conflicts_with = "again")]
     pub fix: bool,

@@ -57,7 +57,7 @@ pub struct ScaleArguments {
     /// Length of each measurement of a stream
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
-    /// Measurements of a stream, with changes and without
+    /// Number of stream measurements with and without changes
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     #[command(flatten)]
@@ -277,7 +277,7 @@ fn compare(
     let mut rates = [Vec::new(), Vec::new()];
     test.stream([1, 2], interrupt, |meter| {
         for round in 0..arguments.rounds {
-            // Neither is always the first.
+            // Alternate the order, so that neither variant is always measured first.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for which in order {
                 let fraction = 0.7 + 0.3 * f64::from(round) / f64::from(arguments.rounds);

@@ -34,7 +34,7 @@ pub struct RunArguments {
     /// Tunnel [default: random]
     #[arg(long, value_name = "NAME")]
     pub tunnel: Option<String>,
-    /// Duration of the doctor's measurement; 0: without
+    /// Duration of the doctor's measurement; 0 disables it
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub seconds: u32,
     /// Level of the doctor [default: its own choice]

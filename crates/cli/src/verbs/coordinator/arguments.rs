@@ -53,7 +53,7 @@ pub(super) enum CoordinatorVerb {
     Devices(List),
     /// Approve a device, which gives it an address in the mesh
     ApproveDevice(ApproveDevice),
-    /// Remove a member from the mesh, or take the approval of a device back
+    /// Remove a member from the mesh, or withdraw the approval of a device
     Revoke(Revoke),
     /// List relays
     Relays(List),
@@ -65,7 +65,7 @@ pub(super) enum CoordinatorVerb {
     Policy(policy::PolicyArguments),
     /// Show the log of changes
     Audit(Audit),
-    /// Make the mesh from an exported file, in etcd or in a file
+    /// Import a mesh from an exported file into etcd or a file
     Import(Box<snapshot::ImportArguments>),
     /// Write the whole mesh to a file
     Export(snapshot::ExportArguments),
@@ -191,7 +191,7 @@ pub(super) enum RelayVerb {
     the same over TLS\n\n\
     For a known address, this replaces the secret and the TLS settings.")]
 pub(super) struct AddRelay {
-    /// Address of the relay: UDP; for --turn UDP or TCP, for --turns TLS
+    /// Address of the relay: UDP; with --turn UDP and TCP, with --turns TLS
     #[arg(value_name = "HOST:PORT")]
     pub(super) address: RelayAddress,
     /// Secret that the relay shares with the coordinator

@@ -53,7 +53,7 @@ struct Set {
     /// File with the rules, one per line
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// Set it without asking, even if this host loses access
+    /// Set the policy without asking, even if this host loses access
     #[arg(long)]
     yes: bool,
     #[command(flatten)]

@@ -174,7 +174,7 @@ pub struct PathOptions {
     /// Measure over emulated paths: seven, or all combinations of the options below
     #[arg(long)]
     pub path: bool,
-    /// Round trips [default: 40]
+    /// Round-trip times [default: 40]
     #[arg(long, value_name = "MS,...", value_delimiter = ',', requires = "path")]
     pub rtt: Vec<f64>,
     /// Rates of the slowest link [default: 300]
@@ -185,8 +185,8 @@ pub struct PathOptions {
         requires = "path"
     )]
     pub rate: Vec<f64>,
-    /// Queues before it, in bandwidth-delay products (0.25), packets (32p), or `policer` [default:
-    /// 1]
+    /// Queues before the slowest link, in bandwidth-delay products (0.25), packets (32p), or
+    /// `policer` [default: 1]
     #[arg(
         long,
         value_name = "QUEUE,...",
@@ -202,7 +202,7 @@ pub struct PathOptions {
         requires = "path"
     )]
     pub loss: Vec<f64>,
-    /// Mean number of packets lost one after the other [default: 1, independent losses]
+    /// Mean number of consecutive lost packets [default: 1, independent losses]
     #[arg(
         long,
         value_name = "PACKETS,...",
@@ -210,7 +210,7 @@ pub struct PathOptions {
         requires = "path"
     )]
     pub burst: Vec<f64>,
-    /// Packets that eight later ones overtake [default: 0]
+    /// Share of packets that eight later packets overtake [default: 0]
     #[arg(
         long,
         value_name = "PERCENT,...",

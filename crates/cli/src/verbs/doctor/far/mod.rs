@@ -44,7 +44,8 @@ const KEY_FILE: u64 = 4096;
 #[command(next_help_heading = "Both ends")]
 #[group(id = "ends")]
 pub struct Arguments {
-    /// Measure the far end as well, where `seikan doctor --listen` runs; best by its address in the tunnel
+    /// Also measure the far end, which runs `seikan doctor --listen`; preferably its address in the
+    /// tunnel
     #[arg(long, value_name = "HOST[:PORT]", requires = "key", value_parser = other)]
     peer: Option<String>,
     /// Serve the doctor of the far end [default: every address, port 9587]
