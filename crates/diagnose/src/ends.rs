@@ -1,8 +1,9 @@
 //! Diagnosis of both ends of a tunnel, measured at the same time.
 //!
-//! The same rules examine each end. An end only infers some causes: loss, delay or a closed window may come from the path
-//! or from the other end. If the other end has a cause that explains them, that one is named. Counters of both ends tell
-//! loss on the path from loss at an end.
+//! The same rules examine each end. An end only infers some causes: loss, delay or a closed window
+//! may come from the path or from the other end. If the other end has a cause that explains these
+//! symptoms, the verdict names that cause. Counters of both ends tell loss on the path from loss at
+//! an end.
 
 use seikan_observe::metric;
 use seikan_observe::path::PathMap;
@@ -16,21 +17,23 @@ use crate::verdict::{
 };
 use crate::{Cause, Evidence, Fact, Finding, Level, Location, PathStep, Remedy, RuledOut, Verdict};
 
-/// Ratio of weights from which the far end's cause is named instead of this end's, so that a shared machine or load does
-/// not change the end by chance.
+/// Minimum ratio of the far end's weight to this end's at which the far end's cause is named
+/// instead, so that a shared machine or load does not change the end by chance.
 const HEAVIER: f64 = 1.2;
-/// Share of the losses from which the far end's own drops explain them.
+/// Minimum share of the losses that the far end's own drops must account for to explain them.
 const MOSTLY: f64 = 0.5;
-/// Smallest relevant difference between the counts of both ends: they start and stop a tenth of a second or so apart, of
-/// some seconds.
+/// Smallest relevant difference between the counts of both ends, as a share: their measurements
+/// last some seconds, and start and stop about a tenth of a second apart.
 const SKEW: f64 = 0.02;
-/// The same for bytes of super-packets, which lack the headers of their segments: 40 of 1,400.
+/// Additional difference for bytes of super-packets, which lack the headers of their segments: 40
+/// of 1,400 bytes.
 const HEADERS: f64 = 0.03;
-/// Largest overhead of a tunnel per packet, bytes: more is other traffic on the link.
+/// Largest overhead of a tunnel per packet, in bytes. More than this is other traffic on the link.
 const OVERHEAD: f64 = 150.0;
-/// Ethernet header with two VLAN tags, which links count in their bytes.
+/// Length in bytes of an Ethernet header with two VLAN tags, which links include in their byte
+/// counts.
 const FRAME: f64 = 22.0;
-/// Loss of outer packets at which nothing else matters, as for path-loss.
+/// Share of lost outer packets from which no other cause matters, as for path-loss.
 const FULL_LOSS: f64 = 0.05;
 
 /// The end where a cause is.
@@ -46,17 +49,18 @@ pub enum End {
     Between,
 }
 
-/// Result of the far end.
+/// Results of the far end's measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Far {
-    /// End of the named cause; `None` for `healthy`, `idle` and `unknown`.
+    /// The end where the named cause is; `None` for `healthy`, `idle` and `unknown`.
     pub at: Option<End>,
-    /// The path on that host, with its unavailable data.
+    /// The path on the far host, with the data that is unavailable there.
     pub path: PathMap,
-    /// Throughput of its inner interface in the direction with more traffic, bits per second.
+    /// Throughput of the far end's inner interface in the direction with more traffic, in bits per
+    /// second.
     pub throughput: f64,
-    /// Its verdict without this end.
+    /// The far end's verdict from its own data alone.
     pub cause: Cause,
     /// Packets that crossed between the outer interfaces, if they can be compared.
     pub crossing: Option<Crossing>,
@@ -70,12 +74,12 @@ pub struct Crossing {
     pub sent: f64,
     /// Packets or bytes per second at the receiving end.
     pub received: f64,
-    /// Whether these are packets; otherwise bytes.
+    /// Whether the rates count packets; if not, they count bytes.
     pub packets: bool,
 }
 
 impl Crossing {
-    /// Share lost on the path, 0 to 1.
+    /// Share of the packets lost on the path, 0 to 1.
     pub fn lost(&self) -> f64 {
         (1.0 - self.received / self.sent.max(1.0)).clamp(0.0, 1.0)
     }
@@ -111,7 +115,7 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let sends = near.sends();
     let (sender, receiver) = if sends { (near, far) } else { (far, near) };
     let crossing = crossing(sender, receiver);
-    // The received rate counts: a sender of datagrams does not notice losses.
+    // The lower rate is the received one. A sender of datagrams does not notice losses.
     let throughput = near.throughput().min(far.throughput());
     let shortfall = near.expected.map(|expected| 1.0 - throughput / expected);
     let satisfied = shortfall.is_some_and(is_tolerated);
@@ -191,7 +195,7 @@ fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
 
 fn nothing_found(near: &Evidence, shortfall: Option<f64>) -> Verdict {
     let mut verdict = conclude(near, &Found::new(), Vec::new());
-    // Sent traffic may not arrive.
+    // Traffic that was sent may not have arrived.
     if shortfall.is_some_and(|shortfall| !is_tolerated(shortfall)) {
         verdict.cause = Cause::Unknown;
         verdict.sentence = Cause::Unknown.sentence().to_owned();
@@ -208,7 +212,7 @@ fn at_the_far_end(
     felt: Option<(&'static Spec, Finding)>,
     dropped: Option<f64>,
 ) -> Verdict {
-    // There is a finding: otherwise this end would have been named.
+    // The far end has a finding; otherwise this end would have been named.
     let (chain, level) = name(there).unwrap_or((vec![Cause::Unknown], Level::Consistent));
     let weight = there.first().map_or(0.0, |(_, finding)| finding.weight);
     let mut verdict = named(there, chain, level);
@@ -237,7 +241,8 @@ fn at_the_far_end(
     verdict
 }
 
-/// Changes a verdict of the far end to the view of this end, which cannot change anything there.
+/// Rewrites a verdict of the far end from this end's point of view. This end cannot change the far
+/// host, so its remedies lose their actions.
 fn turn(verdict: &mut Verdict) {
     for fact in &mut verdict.evidence {
         fact.name.insert_str(0, "far end: ");
@@ -262,7 +267,7 @@ fn located_end(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
     let first = verdict.remedies.first().map(|remedy| remedy.location);
     let receiver = if sends { End::FarEnd } else { End::Here };
     match verdict.cause {
-        // At the receiver by its counters, although no rule finds it.
+        // The receiver's counters show the loss, although no rule finds it.
         Cause::PathLoss if inside => receiver,
         cause if cause.spec().step == Some(PathStep::Network) => End::Between,
         // The receiver's buffer is too small.
@@ -303,7 +308,8 @@ fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
     (lost > 0.0).then(|| (dropped / lost).min(1.0))
 }
 
-/// Whether the losses are so many that they would show between the two ends, and do not.
+/// Whether so many packets are lost that a loss between the two ends would show in the counters,
+/// but does not.
 fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
     let lost = sender.inner_losses().map(|losses| losses.elsewhere());
     lost.zip(crossing)
@@ -319,8 +325,9 @@ fn explained(share: f64) -> Fact {
     )
 }
 
-/// Settles path-loss by the counters of both ends: less weight for drops of the receiver's host, more for packets that
-/// did not cross, or none at all.
+/// Adjusts the weight of path-loss by the counters of both ends: less for drops in the receiver's
+/// host, more for packets that did not cross, none if all packets crossed and another cause
+/// explains the loss.
 fn settle_loss(
     sending: &mut Found,
     receiving: &mut Found,
@@ -351,7 +358,7 @@ fn settle_loss(
             unseen: None,
         });
     };
-    // A receiver only sees late packets; a sender counts its losses.
+    // A receiver sees only that packets are late; a sender counts its losses.
     if let Some(index) = of(receiving)
         && (dropped.is_some() || loses(sending))
         && lost.is_none()

@@ -34,7 +34,7 @@ use std::time::Duration;
 /// Version of the interface; incremented by an incompatible change.
 pub const VERSION: u32 = 1;
 
-/// A running tunnel.
+/// Status of a running tunnel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Status {
@@ -50,13 +50,14 @@ pub struct Status {
     pub sockets: Vec<Socket>,
     /// Datagrams dropped by the kernel because the receive buffer was full; a merged batch counts once.
     pub receive_queue_drops: u64,
-    /// Datagrams longer than any of a peer, dropped by the socket filter.
+    /// Datagrams longer than any datagram of a peer, dropped by the socket filter.
     #[serde(default)]
     pub oversized_drops: u64,
     /// Datagrams of an unknown type, or too short for their type, dropped by the socket filter.
     #[serde(default)]
     pub malformed_drops: u64,
-    /// Datagrams of sources that are not the endpoint of a peer, dropped by the socket filter during a flood.
+    /// Datagrams from sources that are not the endpoint of a peer, dropped by the socket filter
+    /// during a flood.
     #[serde(default)]
     pub flood_drops: u64,
     /// Sends that failed with segmentation offload and were repeated without.

@@ -16,7 +16,7 @@ pub struct PathMap {
     pub inner: Option<String>,
     /// The interface through which the tunnel's own packets leave.
     pub egress: Option<String>,
-    /// Every interface on the path, these two among them, inner ones first.
+    /// Every interface on the path, including `inner` and `egress`, inner ones first.
     pub links: Vec<LinkFacts>,
     /// The program that serves the inner interface; `None` if the kernel does.
     pub program: Option<ProgramFacts>,
@@ -92,7 +92,7 @@ pub struct ProgramFacts {
     pub cpus: Vec<u32>,
     /// Path of its control group in the hierarchy that limits processors, if there is a limit.
     pub group: Option<String>,
-    /// Number of processors that the control group may use, such as 0.5.
+    /// Processor time that the control group may use, as a number of processors, such as 0.5.
     pub cpu_limit: Option<f64>,
     /// Its nice value.
     pub nice: i32,
@@ -115,7 +115,7 @@ pub enum Transport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SocketFacts {
-    /// Its inode, which names its values.
+    /// Inode of the socket, by which samples refer to it.
     pub inode: u64,
     /// Its transport.
     pub transport: Transport,

@@ -1,4 +1,4 @@
-//! Whether one processor handles all received packets, as two rules need it.
+//! Detects that one processor handles all received packets. Two rules use it.
 
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
@@ -6,21 +6,23 @@ use seikan_observe::{Subject, metric};
 use super::weigh::Ramp;
 use crate::{Evidence, Fact};
 
-/// Share of a processor's time in softirqs: half may be part of a sender's own calls (a veth delivers within them);
-/// nearly all of it is a processor that does nothing else.
+/// Share of a processor's time in softirqs. Half may belong to a sender's own calls, within which a
+/// veth delivers; with nearly all of it, the processor does nothing else.
 const SOFTIRQ: Ramp = Ramp::new(0.5, 0.85);
-/// Its share of the softirq time of all processors: on two processors, half each is even. Time, not packets: those
-/// delivered within a sender's calls count as packets, too, and cost little.
+/// The processor's share of the softirq time of all processors; on two processors, half each is
+/// even. Time is compared because packets delivered within a sender's calls are counted too, but
+/// cost little.
 const PART: Ramp = Ramp::new(0.6, 0.85);
 /// Idle share from which a processor has spare time.
 const IDLE_SHARE: Ramp = Ramp::new(0.05, 0.2);
 
-/// Share of this path in all packets received by the machine, up to which other packets keep a processor busy, and from
-/// which its own do: acknowledgements alone are one in ten.
+/// Share of this path in all packets that the machine receives. Below the lower bound, other
+/// packets keep the processor busy; above the upper one, packets of this path do (acknowledgements
+/// alone are one in ten).
 const OWN: Ramp = Ramp::new(0.01, 0.05);
 
-/// Returns how far processors receive packets of this path, 0 to 1: they are counted for all namespaces of the machine. 1
-/// if that is not known.
+/// Returns how far the packets that processors receive belong to this path, 0 to 1; 1 if unknown.
+/// The kernel counts received packets for all namespaces of the machine together.
 pub(super) fn concerned(evidence: &Evidence) -> f64 {
     let share = evidence.share_of_received();
     share.map_or(1.0, |share| OWN.at(share))
@@ -28,9 +30,9 @@ pub(super) fn concerned(evidence: &Evidence) -> f64 {
 
 /// How far one processor alone handles received packets.
 pub(super) struct OneCore {
-    /// 0 to 1.
+    /// Strength of the finding, 0 to 1.
     pub strength: f64,
-    /// Figures.
+    /// Figures that support it.
     pub facts: Vec<Fact>,
 }
 

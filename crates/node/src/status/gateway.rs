@@ -26,12 +26,12 @@ use std::net::IpAddr;
 const MAX_ROUTES: usize = 32;
 /// Minimum number of segments for a loss ratio.
 const LOSS_SEGMENTS: u64 = 200;
-/// Loss ratio from which on a side is slow.
+/// Loss ratio from which a side counts as slow.
 const LOSS: f64 = 0.005;
-/// Round trips in microseconds below which no side is slow.
+/// Round-trip time in microseconds below which no side counts as slow.
 const RTT_US: u64 = 1000;
 
-/// A gateway.
+/// Status of a gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GatewayStatus {
@@ -39,15 +39,15 @@ pub struct GatewayStatus {
     pub mode: String,
     /// The interface of the local network.
     pub interface: String,
-    /// The interface is there, up and has a carrier.
+    /// Whether the interface exists, is up and has a carrier.
     pub up: bool,
     /// The gateway's responder; only in transparent mode.
     pub responder: Option<Responder>,
     /// Table of flows.
     pub flows: FlowTable,
-    /// Packets from the local network that belong to no device; without bytes.
+    /// Packets from the local network that belong to no device; bytes are not counted.
     pub unattributed: Direction,
-    /// Packets from the tunnel for neither a device nor the host; without bytes.
+    /// Packets from the tunnel for neither a device nor the host; bytes are not counted.
     pub refused: Direction,
     /// Addresses claimed by two hosts within the last minute.
     pub conflicts: Vec<Conflict>,
@@ -67,23 +67,24 @@ pub struct GatewayStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Responder {
-    /// Its MAC address.
+    /// MAC address of the responder.
     pub mac: String,
-    /// Active; a standby gateway only listens.
+    /// Whether the responder is active; a standby gateway only listens.
     pub active: bool,
     /// The other gateway on this local network; `None` where none is configured.
     pub second: Option<Second>,
     /// Frames that the kernel could not queue.
     pub lost: u64,
-    /// Super-packets are passed to the NIC; otherwise they are segmented here.
+    /// Whether super-packets are passed to the NIC; if not, the gateway segments them.
     pub gso: bool,
-    /// Reason if not.
+    /// Reason if super-packets are not passed to the NIC.
     pub without_gso: Option<String>,
-    /// Super-packets that the NIC's driver refused and that were segmented here.
+    /// Super-packets that the NIC's driver refused and the gateway then segmented.
     pub gso_refused: u64,
     /// Number of frames read together.
     pub frames_per_read: Distribution,
-    /// Frames made here: ARP, neighbour discovery, errors to devices, adverts to the other gateway.
+    /// Frames that the gateway itself makes: ARP, neighbour discovery, errors to devices, adverts
+    /// to the other gateway.
     pub own: Direction,
 }
 
@@ -91,9 +92,9 @@ pub struct Responder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Second {
-    /// An advert arrived within the last second.
+    /// Whether an advert arrived within the last second.
     pub present: bool,
-    /// Its last advert said that it is active.
+    /// Whether its last advert reported it as active.
     pub active: bool,
 }
 
@@ -125,13 +126,13 @@ pub struct Conflict {
 pub struct Offloads {
     /// The NIC.
     pub interface: String,
-    /// Its network.
+    /// The network that the NIC is on.
     pub side: Side,
-    /// Settings that matter for a gateway, as `ethtool -k` calls them.
+    /// Settings that matter for a gateway, by their names in `ethtool -k`.
     pub settings: BTreeMap<String, bool>,
     /// Settings that should be changed.
     pub findings: Vec<Finding>,
-    /// Reason if they could not be read.
+    /// Reason if the settings could not be read.
     pub unread: Option<String>,
 }
 
@@ -156,11 +157,11 @@ pub struct DeviceStatus {
     pub last_seen_s: Option<f64>,
     /// Mean number of packets merged into one that was read.
     pub gro_factor: Option<f64>,
-    /// Between the device and the gateway.
+    /// TCP between the device and the gateway.
     pub lan_side: SideStatus,
-    /// Between the gateway and the remotes.
+    /// TCP between the gateway and the remotes.
     pub tunnel_side: SideStatus,
-    /// The slow side of the two.
+    /// The slower of the two sides.
     pub slow_side: SlowSide,
     /// Its rules.
     pub rules: Vec<RuleStatus>,
@@ -168,9 +169,9 @@ pub struct DeviceStatus {
     pub denied: Denied,
     /// Bytes per second between two samples; `None` with one.
     pub rate: Option<Rate>,
-    /// From the device into the tunnel.
+    /// Traffic from the device into the tunnel.
     pub outbound: Direction,
-    /// From the tunnel to the device.
+    /// Traffic from the tunnel to the device.
     pub inbound: Direction,
 }
 
@@ -178,7 +179,7 @@ pub struct DeviceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SideStatus {
-    /// Segments sent to the side, or found missing from it.
+    /// Segments sent to this side, or found missing from it.
     pub segments: u64,
     /// Lost segments.
     pub lost: u64,
@@ -210,11 +211,11 @@ pub enum SlowSide {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RuleStatus {
-    /// As in the configuration.
+    /// The rule, as written in the configuration.
     pub rule: String,
     /// `from`: rule for connections to the device; `to`: rule for connections of the device.
     pub direction: String,
-    /// Flows that it allowed.
+    /// Number of flows that the rule allowed.
     pub flows: u64,
 }
 
@@ -263,8 +264,8 @@ impl GatewayStatus {
     }
 }
 
-/// Returns the slow side: the one with a relevant loss and twice the other's; otherwise the one with relevant
-/// round trips, twice as long as the other's.
+/// Returns the slow side: the side whose loss is relevant and at least twice that of the other;
+/// otherwise the side whose round-trip time is relevant and at least twice that of the other.
 pub fn slow_side(lan: &SideStatus, tunnel: &SideStatus) -> SlowSide {
     let loss = |side: &SideStatus| (side.segments >= LOSS_SEGMENTS).then_some(side.loss);
     let pairs = [

@@ -31,7 +31,7 @@ pub struct Interface {
     pub fwmark: Option<u32>,
     /// Seconds since the start, including suspend.
     pub uptime_s: f64,
-    /// Reason why `wg` has no socket, if so.
+    /// Reason if there is no socket for `wg`.
     pub without_uapi: Option<String>,
     /// Configuration file; `None` if other programs configure the interface.
     #[serde(default)]
@@ -50,9 +50,9 @@ pub struct Interface {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Restored {
-    /// Number of those that were added again.
+    /// Number of items that were added again.
     pub count: u64,
-    /// Another program keeps removing them: they are not restored for ten minutes.
+    /// Whether another program keeps removing them, so that they are not restored for ten minutes.
     pub contested: bool,
 }
 
@@ -97,7 +97,7 @@ pub struct KernelCounters {
 pub struct Capability {
     /// Whether it is available.
     pub present: bool,
-    /// Reason if not.
+    /// Reason if it is not available.
     pub reason: Option<String>,
 }
 
@@ -159,7 +159,7 @@ pub(super) fn device(node: &Node, record: &Record) -> Device {
     let interface = record.netlink.as_ref().zip(index);
     let link = interface.and_then(|(netlink, index)| netlink.link_by_index(index).ok());
     let stats = interface.and_then(|(netlink, index)| netlink.link_stats(index).ok());
-    // The kernel knows no MTU of a tunnel without an interface.
+    // Without an interface, the kernel has no MTU for the tunnel.
     let own_mtu = || index.is_none().then(|| node.tunnel.inner_mtu());
     Device {
         mtu: link.as_ref().map(|link| link.mtu).or_else(own_mtu),

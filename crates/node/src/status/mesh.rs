@@ -31,7 +31,7 @@ pub struct MeshStatus {
     /// Why the coordinator has refused the devices behind this host; absent if it has not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices_refused: Option<String>,
-    /// Reflexive addresses of this host; one that is not its own is a NAT's.
+    /// Reflexive addresses of this host. An address that is not its own belongs to a NAT.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
     /// State of the port mapping; absent if none is needed.
@@ -40,7 +40,7 @@ pub struct MeshStatus {
     /// NAT of this host, for IPv4.
     #[serde(default = "untested")]
     pub nat4: Nat,
-    /// The same for IPv6.
+    /// NAT of this host, for IPv6.
     #[serde(default = "untested")]
     pub nat6: Nat,
     /// Result of each STUN server.
@@ -79,7 +79,7 @@ pub struct MeshStatus {
 pub enum PortMappingStatus {
     /// The router forwards a port.
     Given(Mapping),
-    /// There is none, for this reason.
+    /// There is no port mapping, for this reason.
     Refused(String),
 }
 
@@ -89,7 +89,7 @@ pub enum PortMappingStatus {
 pub struct TurnStatus {
     /// The relayed address.
     pub relayed: SocketAddr,
-    /// UDP, TCP or TLS.
+    /// Transport protocol to the server: UDP, TCP or TLS.
     pub transport: String,
     /// Forwarded datagrams.
     #[serde(flatten)]
@@ -100,9 +100,9 @@ pub struct TurnStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StreamStatus {
-    /// Datagrams to this host.
+    /// Datagrams forwarded to this host.
     pub received: u64,
-    /// Datagrams of this host.
+    /// Datagrams forwarded from this host.
     pub sent: u64,
     /// Dropped datagrams, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -144,11 +144,11 @@ fn untested() -> Nat {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RelayStatus {
-    /// It answers over UDP, after this many microseconds.
+    /// The relay answers over UDP, after this many microseconds.
     RttUs(u64),
-    /// It answers over TLS only, after this many microseconds.
+    /// The relay answers over TLS only, after this many microseconds.
     TlsRttUs(u64),
-    /// It fails or refuses, for this reason.
+    /// The relay fails or refuses, for this reason.
     Refuses(String),
 }
 

@@ -16,23 +16,23 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// A peer.
+/// Status of a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerStatus {
-    /// Its name in the configuration or the mesh.
+    /// Name of the peer in the configuration or the mesh.
     pub name: Option<String>,
     /// Its public key, in Base64.
     pub public_key: String,
     /// Whether there is a preshared key; the key itself is never included.
     pub has_preshared_key: bool,
-    /// Whether it answers; absent from a daemon of an earlier version.
+    /// Whether the peer answers; absent if the daemon has an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<PeerState>,
     /// Seconds since this host sent something that the peer has not answered.
     #[serde(default)]
     pub unanswered_s: Option<u64>,
-    /// Prefixes routed to it and accepted from it.
+    /// Prefixes routed to the peer and accepted from it.
     pub allowed_ips: Vec<String>,
     /// Seconds between persistent keepalives, if any.
     pub persistent_keepalive_s: Option<u64>,
@@ -56,13 +56,13 @@ pub struct PeerStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
-    /// There was no session since the tunnel started.
+    /// There has been no session since the tunnel started.
     NeverSeen,
-    /// There is a session, and nothing waits for an answer for long.
+    /// There is a session, and no answer is overdue.
     Up,
-    /// The last session has ended, and nothing waits for an answer for long.
+    /// The last session has ended, and no answer is overdue.
     Idle,
-    /// Nothing came back for 15 s, in which a peer that is there has to answer.
+    /// No answer for 15 s, although a reachable peer answers within that time.
     Down,
 }
 
@@ -70,7 +70,7 @@ pub enum PeerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerDevice {
-    /// Its name in the mesh, with that of the peer.
+    /// Name of the device in the mesh, followed by the name of the peer.
     pub name: String,
     /// Its addresses in the mesh.
     pub addresses: Vec<IpAddr>,
@@ -97,7 +97,7 @@ pub struct Path {
     pub endpoint: Option<SocketAddr>,
     /// Largest outer IP packet known to arrive, in bytes (native).
     pub mtu: Option<usize>,
-    /// Segmentation offload is in use; it is turned off if it loses datagrams.
+    /// Whether segmentation offload is in use. It is turned off if it loses datagrams.
     pub gso: bool,
     /// The peer's report about received datagrams (native).
     pub report: Option<Report>,
@@ -119,10 +119,10 @@ pub struct Path {
     /// All candidate paths to a member of a mesh, those that it reported first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<Candidate>,
-    /// The port search at a symmetric NAT, once there was one.
+    /// The port search at a symmetric NAT; absent before the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_search: Option<PortSearch>,
-    /// The attempts to reach a member directly, if it is not.
+    /// The attempts to reach a member directly, if there is no direct path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_direct_path: Option<NoDirectPath>,
 }
@@ -145,8 +145,8 @@ pub struct NoDirectPath {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortSearch {
-    /// The NAT of this host is symmetric, so its ports are opened. Otherwise ports of the other end's NAT are
-    /// probed.
+    /// Whether the NAT of this host is symmetric, so that its ports are opened. If not, ports of
+    /// the other end's NAT are probed.
     pub symmetric: bool,
     /// Number of ports open now.
     pub open: u16,
@@ -163,7 +163,7 @@ pub struct PortSearch {
     /// Reason why no ports could be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// Both ends are behind symmetric NATs.
+    /// Whether both ends are behind symmetric NATs.
     pub both_symmetric: bool,
     /// Probes sent to ports of the other end's NAT.
     pub probes: u64,
@@ -196,7 +196,8 @@ pub struct Candidate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TurnPath {
-    /// Address of the peer at this host's server, if that forwards to it.
+    /// Address of the peer to which this host's server forwards; without `server`, the relayed
+    /// address of the other end's allocation.
     pub to: SocketAddr,
     /// Address of the server; absent if it is the other end's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -275,11 +276,11 @@ pub struct Repair {
     pub parity_sent: u64,
     /// Lost records that the peer restored, as it reports.
     pub restored: u64,
-    /// Lost records that it could not restore while parity was sent.
+    /// Lost records that the peer could not restore while parity was sent.
     pub not_restored: u64,
     /// Records from the peer whose segments were held back here behind a lost one.
     pub held: u64,
-    /// Longest time that one was, in microseconds.
+    /// Longest time for which a record was held back, in microseconds.
     pub longest_hold_us: u64,
 }
 
@@ -294,7 +295,7 @@ pub enum RepairState {
     NotNeeded,
     /// Parity is sent.
     Repairing,
-    /// Most losses are those of a full queue.
+    /// Most losses happen in a full queue.
     Congested,
     /// The path loses more than 8 %.
     TooMuchLoss,
@@ -324,7 +325,7 @@ fn repair(peer: &Peer, now: Now) -> Option<Repair> {
     })
 }
 
-/// Longest time in which a peer that is there answers.
+/// Maximum time until a reachable peer answers.
 const ANSWER_TIME: Duration = KEEPALIVE_TIMEOUT.saturating_add(REKEY_TIMEOUT);
 
 /// Returns whether a peer answers. `unanswered`: for how long something waits for an answer.

@@ -59,7 +59,8 @@ pub struct ServiceCounts {
     pub open: u64,
     /// Connections whose far end answered.
     pub accepted: u64,
-    /// Connections that were refused: bad request, unknown name, no answer, refused by the far end, over a limit.
+    /// Connections that were refused: bad request, unknown name, no answer, refused by the far end,
+    /// or over a limit.
     pub refused: u64,
     /// Payload bytes from the tunnel.
     pub bytes_in: u64,
