@@ -32,7 +32,7 @@ pub(crate) struct Mesh {
     coordinator: SocketAddr,
     /// Join token without limits.
     pub(crate) token: String,
-    /// Of the coordinator's certificate.
+    /// Pin of the coordinator's certificate.
     pub(crate) pin: String,
 }
 

@@ -7,12 +7,13 @@
 //! M is a router between A and B that forwards or does not; without forwarding, only the relay on M
 //! reaches both. A TCP stream runs through the tunnel throughout. Each round measures four values:
 //! the rate by the relay, the longest gap during the change to the direct path, the rate of the
-//! direct path, and the gap after the direct path ends. A stream without a limit fills the relay's
-//! receive buffer, which then drops packets; a slower stream shows the loss of the change alone.
+//! direct path, and the gap after the direct path ends. A stream without a limit overflows the
+//! relay's receive buffer; a slower stream shows the loss during the change alone.
 //!
 //! With coturn installed, it is the only relay of another mesh with members C and D, who are
-//! attached to M likewise. Then a stream by the one relay and one by the other alternate, with M
-//! not forwarding. The processor time of relay and members shows which of them is the bottleneck.
+//! attached to M likewise. Then streams through seikan's relay and through coturn alternate, while
+//! M does not forward. The processor time of relay and members shows which of them is the
+//! bottleneck.
 
 mod site;
 
@@ -32,11 +33,11 @@ use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
 use crate::load::{live, wait_reachable};
 
-/// How long anything may take.
+/// Maximum time to wait for one event.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Rate of the stream that shows the loss of a change, in Mbit/s: too little to fill a queue.
 const PACED: f64 = 500.0;
-/// Until a stream has its rate after the way has changed.
+/// Time until a stream reaches its rate after the path has changed.
 const WARMUP: Duration = Duration::from_secs(2);
 
 /// Options of the measurement.
@@ -57,17 +58,18 @@ pub struct RelayRound {
     pub relayed: f64,
     /// Directly, in Gbit/s.
     pub direct: f64,
-    /// From when there is a direct path until both ends use it, in seconds.
+    /// Time from the moment a direct path exists until both ends use it, in seconds.
     pub found_after: f64,
-    /// Longest time in which nothing arrived meanwhile, in seconds.
+    /// Longest time without received data during that change, in seconds.
     pub stall: f64,
-    /// Longest time in which nothing arrived after the direct path died, in seconds.
+    /// Longest time without received data after the direct path ended, in seconds.
     pub outage: f64,
-    /// While the path changed to direct, all the relay's time before that included.
+    /// Datagrams lost until the path changed to direct, including those of all the time on the
+    /// relay.
     pub missing: Missing,
 }
 
-/// Lost datagrams, by place.
+/// Lost datagrams, by location.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Missing {
     /// Datagrams that the ends reported missing to each other.
@@ -87,54 +89,53 @@ pub struct RelayReport {
     pub first_answer: f64,
     /// Each round.
     pub rounds: Vec<RelayRound>,
-    /// Of as many changes to direct under a stream of 500 Mbit/s.
+    /// Losses of the same number of changes to the direct path, under a stream of 500 Mbit/s.
     pub paced: Vec<Missing>,
     /// By the relay, in Gbit/s.
     pub relayed: Spread,
     /// Directly, in Gbit/s.
     pub direct: Spread,
-    /// Median by the relay by median directly.
+    /// Median through the relay divided by the median of the direct path.
     pub ratio: Option<f64>,
-    /// Against coturn, if it is installed.
+    /// Comparison with coturn, if it is installed.
     pub coturn: Option<CoturnReport>,
 }
 
-/// A stream by `seikan relay` and one by coturn, in turns.
+/// Alternating streams through `seikan relay` and through coturn.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoturnReport {
-    /// Through Seikan's relay and through coturn, each round.
+    /// Results through Seikan's relay and through coturn, for each round.
     pub rounds: Vec<[Relayed; 2]>,
     /// Through Seikan's relay, in Gbit/s.
     pub ours: Spread,
-    /// By coturn, in Gbit/s.
+    /// Through coturn, in Gbit/s.
     pub coturn: Spread,
-    /// Median of Seikan's relay by median of coturn.
+    /// Median of Seikan's relay divided by the median of coturn.
     pub ratio: Option<f64>,
 }
 
-/// Rate of a stream by a relay, and its cost.
+/// Rate of a stream through a relay, and its cost.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Relayed {
-    /// In Gbit/s.
+    /// Rate in Gbit/s.
     pub rate: f64,
-    /// Processors that the relay kept busy.
+    /// Processor time of the relay divided by elapsed time: the number of processors it kept busy.
     pub relay_busy: f64,
-    /// Processors that the two members kept busy, each its tunnel and, by coturn, its client of
-    /// TURN.
+    /// The same of the two members: of each, its tunnel and, with coturn, its TURN client.
     pub members_busy: f64,
 }
 
-/// Measures; calls `progress` before every step.
+/// Measures all rounds, and calls `progress` before every step.
 ///
 /// # Errors
-/// A program that does not start, a way that is not found; [`LabError::Interrupted`].
+/// A program does not start, or a path is not found; [`LabError::Interrupted`].
 pub fn relay(
     options: &RelayOptions,
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<RelayReport> {
     let dir = private_directory()?;
-    // The services, as the daemons' user, pass through to their own folders.
+    // The services run as the daemons' user and must be able to enter their directories below it.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))
         .doing("open the folder to the services")?;
     let site = Site::create(dir.path(), interrupt)?;

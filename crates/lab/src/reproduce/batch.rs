@@ -25,7 +25,7 @@ use crate::tunnel::{Running, Tunnel};
 
 /// Frames for each crossing.
 const SIZES: [u32; 5] = [1, 2, 4, 16, 64];
-/// Those over a link with a limit, and those without a cipher.
+/// Frames for each crossing over a rate-limited link, and without a cipher.
 const FEW: [u32; 3] = [1, 4, 64];
 /// Buffer of the source: four packets of 1,500 bytes.
 const PUBLISHED_SIZE: u32 = 4;
@@ -34,7 +34,7 @@ const CRUDE: &str = "crude, 1 frame";
 const SEIKAN: &str = "Seikan, ";
 const NULL: &str = "Seikan without a cipher, ";
 pub(super) const ONE: &str = "Seikan, 1 frame";
-/// Published, in KB/s: bare forwarding, the driver as it is, the driver changed.
+/// Published rates in KB/s: bare forwarding, the original driver, the changed driver.
 const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
@@ -59,18 +59,19 @@ pub(super) fn frames_in_words(size: u32) -> String {
     }
 }
 
-/// Name of a row of Seikan, or of Seikan without a cipher.
+/// Returns the name of a row: Seikan, or Seikan without a cipher, with `size` frames for each
+/// crossing.
 fn batched(kind: &str, size: u32) -> String {
     format!("{kind}{}", frames_in_words(size))
 }
 
-/// Frames for each crossing of a row; none where nothing is limited.
+/// Returns the frames for each crossing of a row; `None` for a row without a limit.
 fn size_of(name: &str) -> Option<u32> {
     let words = name.strip_prefix(NULL).or(name.strip_prefix(SEIKAN))?;
     words.split(' ').next()?.parse().ok()
 }
 
-/// Names of the rows over a link of this rate.
+/// Returns the names of the rows over a link of this rate in bit/s.
 fn names(rate: Option<u64>) -> Vec<String> {
     let limited = rate.is_some();
     let sizes = if limited { &FEW[..] } else { &SIZES };
@@ -82,7 +83,7 @@ fn names(rate: Option<u64>) -> Vec<String> {
     names
 }
 
-/// Reads the output of `ab` for every row, over a link of this rate.
+/// Measures every row by the output of `ab`, over a link of this rate in bit/s.
 fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let names = names(rate);
     let measured = bench.rounds(
@@ -123,7 +124,7 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Re
     Ok(())
 }
 
-/// Requests the page, and counts what the programs do meanwhile, if there are any.
+/// Requests the page, and counts the calls of the tunnel's programs meanwhile, if there are any.
 fn request(bench: &Bench<'_>, running: &mut Running) -> Result<(f64, Option<Crossings>)> {
     let dir = private_directory()?;
     // Pages come from B.
@@ -181,7 +182,7 @@ pub(super) fn tunnel_of(row: &str) -> Result<Arc<dyn Tunnel>> {
     }
 }
 
-/// So many frames at most make a super-packet of the tunnel's interfaces; with one, there are none.
+/// Limits super-packets of the tunnel's interfaces to `size` frames; 1 disables them.
 pub(super) fn frames(running: &Running, size: u32) -> Result<()> {
     let mut hosts = running.hosts.both().into_iter();
     hosts.try_for_each(|host| limit_frames(host, &running.device(host), size))

@@ -1,5 +1,5 @@
-//! The set-up of the source of [`batch`](super::batch): hosts S0, S1 and S2. S1 forwards between
-//! the others. S0 reaches it directly, or through a program that only passes packets on.
+//! The set-up of the source of [`batch`](super::batch): hosts S0, S1 and S2. S1 forwards between S0
+//! and S2. S0 reaches S1 directly, or through a program that only passes packets on.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -28,7 +28,7 @@ const S1: [Ipv4Addr; 2] = [
     Ipv4Addr::new(10, 0, 188, 193),
 ];
 const S2: Ipv4Addr = Ipv4Addr::new(10, 0, 188, 139);
-/// Those inside the program, of S0 and S1.
+/// Addresses of S0 and S1 on the program's devices.
 const INSIDE: [Ipv4Addr; 2] = [Ipv4Addr::new(172, 16, 0, 2), Ipv4Addr::new(172, 16, 0, 1)];
 /// NICs of S1, and the program's device.
 const PORTS: [&str; 2] = ["eth0", "eth1"];
@@ -53,8 +53,8 @@ const PASSED: [(PerCall, Option<f64>); 7] = [
     (PerCall { read: 1, write: 64 }, None),
     (PerCall::both(64), None),
 ];
-/// The rows over links of this rate: all, or the published ones, those with one side changed, and
-/// the largest.
+/// Returns the rows over links of this rate in bit/s: all without a rate; otherwise the published
+/// ones, those with one side changed, and the largest.
 fn passed(rate: Option<u64>) -> Vec<(PerCall, Option<f64>)> {
     let one_side = |per_call: PerCall| per_call.read != per_call.write;
     let kept = |per_call: PerCall| {
@@ -64,7 +64,7 @@ fn passed(rate: Option<u64>) -> Vec<(PerCall, Option<f64>)> {
     rows.filter(|(per_call, _)| kept(*per_call)).collect()
 }
 
-/// Frames that the program's device hands out in a read at most, and takes in a write at most.
+/// Maximum number of frames in one read from the program's device, and in one write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PerCall {
     pub(super) read: u32,
@@ -72,7 +72,7 @@ pub(super) struct PerCall {
 }
 
 impl PerCall {
-    /// As many in a write as in a read.
+    /// Returns the same maximum for reads and writes.
     pub(super) const fn both(frames: u32) -> Self {
         Self {
             read: frames,
@@ -105,7 +105,8 @@ impl fmt::Display for Passage {
 /// How S0 reaches S2.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    /// By the program, with so many frames for each crossing; without it, S1 only forwards.
+    /// Maximum frames per call of the program between S0 and S1; `None`: no program, S1 only
+    /// forwards.
     pub(super) per_call: Option<PerCall>,
     /// Rate of all NICs in bit/s.
     pub(super) rate: Option<u64>,
@@ -113,7 +114,7 @@ pub(super) struct Setting {
     pub(super) mtu: u32,
 }
 
-/// Measures every row by the output of `ab`, over links of this rate.
+/// Measures every row by the output of `ab`, over links of this rate in bit/s.
 pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let through = passed(rate)
         .into_iter()
@@ -154,7 +155,8 @@ pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experim
     Ok(())
 }
 
-/// S0, S1 and S2, and the program between the first two. Dropping it stops the program first.
+/// Hosts S0, S1 and S2, and the program between S0 and S1. Dropping it stops the program before the
+/// hosts.
 pub(super) struct Forwarding {
     started: Started,
     hosts: [Host; 3],
@@ -213,7 +215,7 @@ impl Forwarding {
         s1.forward(true)
     }
 
-    /// Sets the length of the queue of both of the program's devices, in packets.
+    /// Sets the queue length of the program's two devices, in packets.
     pub(super) fn set_queue(&self, packets: u32) -> Result<()> {
         let [s0, s1, _] = &self.hosts;
         let words = format!("txqueuelen {packets}");
@@ -227,7 +229,7 @@ impl Forwarding {
         limit_all(&self.hosts, frames)
     }
 
-    /// Runs a load from S2 to S0, and counts what the program does meanwhile; nothing without a
+    /// Runs a load from S2 to S0, and counts the program's calls meanwhile; `None` without a
     /// program.
     pub(super) fn counting<T>(
         &mut self,
@@ -246,7 +248,7 @@ impl Forwarding {
     }
 }
 
-/// Waits for the device of both ends.
+/// Waits until both ends have the program's device.
 fn wait_for_device(ends: [&Host; 2], started: &mut Started, interrupt: &Interrupt) -> Result<()> {
     ends.into_iter().try_for_each(|host| {
         wait_for("the program's device", READY_PATIENCE, interrupt, || {
@@ -284,8 +286,8 @@ fn pass_through(
     Process::start(host, "pass-through", command, dir)
 }
 
-/// Limits super-packets on the way of the program's device: where they are made, and where they
-/// would be cut into single frames.
+/// Limits super-packets on the path through the program's device: at the interfaces that make them,
+/// and at those that would split them into single frames.
 fn limit_all([s0, s1, s2]: &[Host; 3], frames: u32) -> Result<()> {
     for (host, device) in [(s0, DEVICE), (s1, DEVICE), (s2, s2.device.as_str())] {
         limit_frames(host, device, frames)?;
@@ -293,7 +295,7 @@ fn limit_all([s0, s1, s2]: &[Host; 3], frames: u32) -> Result<()> {
     Ok(())
 }
 
-/// Super-packets of a device have at most so many segments; with one, there are none.
+/// Limits super-packets of a device to `frames` segments; 1 disables them.
 pub(super) fn limit_frames(host: &Host, device: &str, frames: u32) -> Result<()> {
     host.set_features(device, &[(Feature::Tso, frames > 1)])?;
     host.set_link(device, &format!("gso_max_segs {frames}"))

@@ -1,5 +1,5 @@
-//! Checks that the doctor's changes help and that it reverts them completely, by the state of the
-//! host before and after, not by its own report.
+//! Checks that the doctor's changes help and that it reverts them completely. It compares the state
+//! of the host before and after, and does not rely on the doctor's report.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 use crate::site::Host;
 
-/// Of the healthy throughput, what counts as restored.
+/// Share of the healthy throughput from which it counts as restored.
 pub const RESTORED: f64 = 0.9;
 /// Settings of the network, of the namespace and of the machine.
 const SYSCTLS: [&str; 4] = [
@@ -27,12 +27,12 @@ const SYSCTLS: [&str; 4] = [
 pub struct Repair {
     /// Remedies of this host that were tried.
     pub tried: u32,
-    /// The commands of the last one.
+    /// Commands of the last remedy tried.
     #[serde(default)]
     pub commands: Vec<String>,
-    /// Whether the last one stayed.
+    /// Whether the last remedy was kept.
     pub kept: bool,
-    /// Why the last one did not.
+    /// Why the last remedy was not kept.
     pub why: Option<String>,
     /// Throughput afterwards, in Mbit/s.
     pub throughput: f64,
@@ -40,16 +40,16 @@ pub struct Repair {
     /// machines drift.
     #[serde(default)]
     pub healthy: f64,
-    /// Whether the throughput reached that.
+    /// Whether `throughput` reached [`RESTORED`] of `healthy`.
     pub restored: bool,
-    /// Differences from the state before, although nothing was kept or all was reverted.
+    /// Differences from the state before that remain although nothing was kept or all was reverted.
     pub left: Vec<String>,
-    /// Seconds that the doctor took in all.
+    /// Total duration of the doctor's run, in seconds.
     pub seconds: f64,
 }
 
 impl Repair {
-    /// The remains are not known yet.
+    /// Creates a result whose remaining differences are not known yet.
     pub(super) fn new(fixes: &[Attempt], throughput: f64, healthy: f64, seconds: f64) -> Self {
         let possible =
             |attempt: &&Attempt| !matches!(attempt.trial.decision, Decision::NotPossible(_));
@@ -74,19 +74,19 @@ impl Repair {
         }
     }
 
-    /// Compares with another healthy throughput, in Mbit/s.
+    /// Replaces the healthy throughput, in Mbit/s, and compares again.
     pub(super) fn compare(&mut self, healthy: f64) {
         self.healthy = healthy;
         self.restored = self.throughput >= RESTORED * healthy;
     }
 }
 
-/// Everything about a host that a doctor may change, as text by name.
+/// All state of a host that the doctor may change: values as text, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct State(BTreeMap<String, String>);
 
 impl State {
-    /// Looks at `host` and at the programs `pids` in it.
+    /// Reads the state of `host` and of its processes `pids`.
     pub(super) fn of(host: &Host, pids: &[u32]) -> Result<Self> {
         let mut state = Self::default();
         state.interfaces(host)?;
@@ -114,7 +114,7 @@ impl State {
         names
             .into_iter()
             .filter(|name| self.0.get(*name) != after.0.get(*name))
-            // Threads come and go; those that are there both times count.
+            // Threads start and end: only those that exist both before and after are compared.
             .filter(|name| {
                 !name.starts_with("thread ")
                     || self.0.contains_key(*name) && after.0.contains_key(*name)
@@ -154,7 +154,7 @@ impl State {
     }
 
     fn program(&mut self, pid: u32) {
-        // A program that has gone has no settings.
+        // A process that has ended has no settings.
         let nice = schedule::nice(pid).map_or_else(|e| e.to_string(), |n| n.to_string());
         self.0.insert(format!("program {pid} nice"), nice);
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
@@ -177,8 +177,8 @@ impl State {
 }
 
 /// Returns the comparable part of "qdisc tbf 8001: dev eth0 root ... burst 19998b ...". The handle
-/// differs each time. A burst value that `tc` prints and then sets again becomes some bytes
-/// smaller, because `tc` counts in ticks.
+/// differs each time. A burst value that `tc` prints becomes some bytes smaller when it is set
+/// again, because `tc` counts in ticks.
 fn qdisc(line: &str) -> String {
     let mut kept = Vec::new();
     for word in line.split_whitespace().filter(|word| !word.ends_with(':')) {
@@ -220,7 +220,7 @@ fn sysctls(directory: &Path) -> Vec<(String, String)> {
         if meta.is_dir() {
             found.extend(sysctls(&path));
         } else if entry.file_name() == "stable_secret" {
-            // The kernel draws it when it likes.
+            // The kernel changes this random value at any time.
         } else if meta.permissions().mode() & 0o600 == 0o600
             && let Ok(text) = std::fs::read_to_string(&path)
         {
@@ -234,7 +234,7 @@ fn sysctls(directory: &Path) -> Vec<(String, String)> {
 fn printed(host: &Host, words: &[&str]) -> Result<String> {
     let mut command = std::process::Command::new(words[0]);
     match host.output(command.args(&words[1..]), "") {
-        // It fails for an object that does not exist.
+        // The tool fails for an object that does not exist.
         Err(LabError::Setup(_)) => Ok(String::new()),
         listed => listed,
     }

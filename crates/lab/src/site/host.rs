@@ -24,13 +24,13 @@ use crate::error::{Doing, LabError, Result};
 const PREFIX4: u8 = 24;
 /// Length of the prefix of the hosts' IPv6 networks.
 const PREFIX6: u8 = 64;
-/// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in
-/// [`Host::moderate`].
+/// Value of `napi_defer_hard_irqs` in [`Host::moderate`], with which an idle NIC practically never
+/// interrupts.
 const DEFERRED: &str = "1000000";
-/// Bytes that a limited NIC sends at once: more than the largest super-packet with the headers of
-/// its segments, which tc-tbf(8) would cut otherwise.
+/// Bytes that a rate-limited NIC sends at once: more than the largest super-packet with the headers
+/// of its segments, which tc-tbf(8) would otherwise split.
 const BUCKET: u32 = 100_000;
-/// Queue of a limited NIC in bytes: 1,000 packets, as `txqueuelen` is.
+/// Queue of a rate-limited NIC in bytes: 1,000 packets, the default of `txqueuelen`.
 const NIC_QUEUE: u32 = 1_514_000;
 
 /// Congestion control of TCP.
@@ -47,7 +47,7 @@ pub enum Congestion {
 }
 
 impl Congestion {
-    /// As the kernel calls it.
+    /// Returns the kernel's name of the algorithm.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cubic => "cubic",
@@ -75,12 +75,14 @@ pub struct Host {
     /// Networks that a tunnel reaches through this host, in addition to its own inner address.
     pub behind: Vec<IpNet>,
     netns: Arc<NetNs>,
-    /// Congestion control of loads, if the machine does not allow it to the namespace.
+    /// Congestion control that loads request themselves, because the machine does not allow it as
+    /// the namespace's default.
     congestion: OnceLock<Congestion>,
 }
 
 impl Host {
-    /// A host without an interface but loopback. `number` makes its addresses.
+    /// Creates a host that has only the loopback interface. `number` is the last part of its
+    /// addresses.
     ///
     /// # Errors
     /// When the kernel refuses a namespace.
@@ -131,23 +133,23 @@ impl Host {
         self.output(command.args(words), "").map(drop)
     }
 
-    /// Puts rules of nftables in force inside the host.
+    /// Loads rules of nftables inside the host.
     pub(crate) fn filter(&self, rules: &str) -> Result<()> {
         let mut nft = Command::new("nft");
         self.output(nft.args(["-f", "-"]), rules).map(drop)
     }
 
-    /// Sets an interface, in the words of `ip link`.
+    /// Runs `ip link set dev DEVICE` with these words inside the host.
     pub(crate) fn set_link(&self, device: &str, words: &str) -> Result<()> {
         self.tool(&format!("ip link set dev {device} {words}"))
     }
 
-    /// Its addresses on the link, IPv4 first.
+    /// Returns the host's addresses on the link, IPv4 first.
     pub(crate) fn addresses(&self) -> [IpAddr; 2] {
         [self.address, self.address6]
     }
 
-    /// Load from here to `target`, which is an address of `server`.
+    /// Returns the ends of a load from this host to `target`, an address of `server`.
     pub(crate) fn to<'a>(&'a self, server: &'a Host, target: IpAddr) -> Ends<'a> {
         Ends {
             client: &self.netns,
@@ -163,7 +165,7 @@ impl Host {
         &self.netns
     }
 
-    /// A netlink socket inside the host.
+    /// Opens a netlink socket inside the host.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -187,7 +189,8 @@ impl Host {
         self.configure(device, mtu, &[self.inner, self.inner6])
     }
 
-    /// Gives `device` an MTU and addresses in networks of the usual lengths, and sets it up.
+    /// Gives `device` an MTU and addresses, with prefixes of /24 for IPv4 and /64 for IPv6, and
+    /// sets it up.
     pub(crate) fn configure(&self, device: &str, mtu: u32, addresses: &[IpAddr]) -> Result<()> {
         let netlink = self.netlink()?;
         let index = netlink.link(device)?.index;
@@ -227,7 +230,7 @@ impl Host {
         Ok(self.netlink()?.add_route(route)?)
     }
 
-    /// Adds the default route by `gateway`, an address in the network of `device`.
+    /// Adds a default route via `gateway`, an address in the network of `device`.
     pub(crate) fn add_default_route(&self, gateway: IpAddr, device: &str) -> Result<()> {
         let any = match gateway {
             IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -243,7 +246,7 @@ impl Host {
         Ok(netlink.set_up(netlink.link(device)?.index)?)
     }
 
-    /// Makes a bridge of these interfaces, and sets it and them up.
+    /// Creates a bridge with these ports, and sets all of them up.
     pub(crate) fn bridge(&self, name: &str, ports: &[&str]) -> Result<()> {
         let bridge = self.netlink()?.create_bridge(name)?;
         for port in ports {
@@ -298,12 +301,13 @@ impl Host {
         self.write_sysctl("net/ipv6/conf/all/forwarding", "1")
     }
 
-    /// Has the host's TCP use this congestion control unless a program asks for another, as `sysctl
+    /// Sets the host's default congestion control of TCP, as `sysctl
     /// net.ipv4.tcp_congestion_control=NAME` does.
     ///
     /// A namespace may use only algorithms that the machine allows to all
-    /// (`net.ipv4.tcp_allowed_congestion_control`). Otherwise the loads of this host ask for it
-    /// themselves, and other programs use Reno, which is always allowed.
+    /// (`net.ipv4.tcp_allowed_congestion_control`). If the algorithm is not allowed, the loads of
+    /// this host request it for their own sockets, and other programs use Reno, which is always
+    /// allowed.
     pub(crate) fn set_congestion_control(&self, congestion: Congestion) -> Result<()> {
         let write =
             |of: Congestion| self.write_sysctl("net/ipv4/tcp_congestion_control", of.name());
@@ -332,7 +336,7 @@ impl Host {
         ))
     }
 
-    /// Limits how often an interface polls for received packets, in microseconds.
+    /// Sets the minimum interval at which an interface polls for received packets, in microseconds.
     pub(crate) fn moderate(&self, device: &str, microseconds: u32) -> Result<()> {
         // A veth polls only with receive offload, and only if the sender does not defer
         // segmentation to it.
@@ -343,14 +347,14 @@ impl Host {
             .map(drop)
     }
 
-    /// Steers received packets of `device` to these processors (RPS); returns the former ones.
+    /// Steers received packets of `device` to these processors (RPS). Returns the former setting.
     pub(crate) fn steer(&self, device: &str, cpus: &[u32]) -> Result<String> {
         self.set_attribute(&steering_file(device), &seikan_sys::softirq::mask(cpus))
     }
 
-    /// Writes a file below `/sys/class/net`; returns its former content. Sysfs shows the network
-    /// namespace of the mounting process, so the writing thread mounts its own, in a mount
-    /// namespace that ends with it.
+    /// Writes a file below `/sys/class/net`, and returns its former content. A sysfs mount shows
+    /// the network namespace of the process that mounted it. The writing thread therefore mounts
+    /// sysfs anew, in a mount namespace that ends with the thread.
     ///
     /// # Errors
     /// When there is no such file or the kernel refuses.
@@ -388,7 +392,7 @@ pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) ->
     let output = child
         .and_then(|mut child| {
             if let Some(mut stdin) = child.stdin.take() {
-                // A program that ends before it has read says why.
+                // A program that ends before it has read its input reports the reason itself.
                 let _ = stdin.write_all(input.as_bytes());
             }
             child.wait_with_output()
@@ -410,24 +414,25 @@ pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) ->
     )))
 }
 
-/// Returns the file below `/sys/class/net` that says which processors take a device's packets.
+/// Returns the file below `/sys/class/net` that sets which processors handle a device's received
+/// packets.
 pub(crate) fn steering_file(device: &str) -> String {
     format!("{device}/queues/rx-0/rps_cpus")
 }
 
-/// All processors that this process may use.
+/// Returns the numbers of all processors, assuming that this process may use every one.
 pub(crate) fn all_cpus() -> Vec<u32> {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     (0..count as u32).collect()
 }
 
-/// Returns an address with the length of the lab's networks of its family.
+/// Returns an address with the prefix length of the lab's networks in its family.
 pub(crate) fn network(address: IpAddr) -> IpNet {
     let length = if address.is_ipv4() { PREFIX4 } else { PREFIX6 };
     IpNet::new_assert(address, length)
 }
 
-/// Whether the kernel has IPv6; one that was booted with ipv6.disable=1 does not.
+/// Whether the kernel has IPv6. A kernel booted with ipv6.disable=1 has none.
 fn has_ipv6() -> bool {
     Path::new("/proc/sys/net/ipv6").exists()
 }

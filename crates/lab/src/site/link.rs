@@ -1,7 +1,7 @@
-//! Links: their properties, the NICs at their ends, and two hosts that one joins.
+//! Links: their properties, the NICs at their ends, and two hosts joined by a link.
 //!
-//! A link is a veth pair, a [`Wire`] that can have faults, or a host in the middle: a bridge, a virtual
-//! switch, a gateway.
+//! A link is a veth pair, a [`Wire`] that can have faults, or a host in the middle, such as a
+//! bridge, a virtual switch or a gateway.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -20,19 +20,20 @@ use crate::wire::{Wire, WireFaults};
 )]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LinkKind {
-    /// A veth pair: the kernel's own, without faults.
+    /// A veth pair of the kernel, without faults.
     #[default]
     Veth,
-    /// A program between two TAP devices, which does this to frames.
+    /// A program between two TAP devices, which applies these faults to frames.
     Wire(WireFaults),
-    /// A veth pair to each end from a host in the middle, whose two ports are not connected yet.
+    /// Two veth pairs, from a host in the middle to each end. The two ports of that host are not
+    /// connected yet.
     Middle,
 }
 
-/// The ports of a host in the middle, to A and to B.
+/// Names of the ports of a host in the middle, to A and to B.
 pub const PORTS: [&str; 2] = ["portA", "portB"];
 
-/// A NIC without segmentation, receive and transmit checksum offload, in the order in which they go:
+/// Disables segmentation, receive and transmit checksum offload of a NIC. The order matters:
 /// segmentation depends on transmit checksums.
 pub const NO_OFFLOAD: [(Feature, bool); 4] = [
     (Feature::Tso, false),
@@ -40,24 +41,26 @@ pub const NO_OFFLOAD: [(Feature, bool); 4] = [
     (Feature::Gro, false),
     (Feature::TxChecksum, false),
 ];
-/// As a physical NIC: no packet above the MTU crosses the link, and checksums are complete. The kernel's own
-/// segmentation (GSO) stays: it is what cuts.
+/// Makes a NIC behave like a physical one: no packet above the MTU crosses the link, and checksums
+/// are complete. The kernel's software segmentation (GSO) stays on, because it splits
+/// super-packets.
 pub const PLAIN_NIC: [(Feature, bool); 2] = [(Feature::Tso, false), (Feature::TxChecksum, false)];
 
 /// Properties of the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Implementation.
+    /// Implementation of the link.
     pub kind: LinkKind,
     /// MTU of both ends, in bytes.
     pub mtu: u32,
-    /// Offloads of the ends that are switched on or off. A veth with all of them hands 64 KiB packets
-    /// over by reference, which flatters everyone; without them it is nearer to a plain network card.
+    /// Offloads of both ends to switch on or off. A veth with all offloads passes packets of 64 KiB
+    /// by reference, which makes every tunnel look faster; without them it is closer to a plain
+    /// NIC.
     pub features: &'static [(Feature, bool)],
-    /// Microseconds for which both ends wait for more packets before they hand them on, as the
-    /// interrupt moderation of a network card does; 0: not at all.
+    /// Time in microseconds for which both ends wait for more packets before they pass them on,
+    /// like the interrupt moderation of a NIC; 0: none.
     pub moderation: u32,
-    /// Rate of both ends' NICs in bit/s; `None`: as fast as the processors are.
+    /// Rate of both ends' NICs in bit/s; `None`: limited only by the processors.
     pub rate: Option<u64>,
     /// Congestion control of both ends, whatever this machine's default is.
     pub congestion: Congestion,
@@ -77,7 +80,7 @@ impl Default for Link {
 }
 
 impl Link {
-    /// A link with these faults, else as by default.
+    /// Returns an emulated link with these faults, and the default properties otherwise.
     pub fn with_faults(faults: WireFaults) -> Self {
         Self {
             kind: LinkKind::Wire(faults),
@@ -85,7 +88,7 @@ impl Link {
         }
     }
 
-    /// The same link with the offloads of a veth, or without.
+    /// Returns the same link with all offloads of a veth, or with none.
     pub(crate) fn offload(self, on: bool) -> Self {
         Self {
             features: if on { &[] } else { &NO_OFFLOAD },
@@ -94,7 +97,7 @@ impl Link {
     }
 }
 
-/// A NIC at the end of a link. Without addresses, it is a port that only passes packets on.
+/// A NIC at the end of a link. Without addresses it is a bridge port that only forwards.
 #[derive(Clone, Copy)]
 pub(crate) struct Nic<'a> {
     host: &'a Host,
@@ -103,7 +106,7 @@ pub(crate) struct Nic<'a> {
 }
 
 impl Host {
-    /// A NIC for [`join`], and its addresses.
+    /// Returns a NIC of this host with these addresses, for [`join`].
     pub(crate) fn nic<'a>(&'a self, device: &'a str, addresses: &'a [IpAddr]) -> Nic<'a> {
         Nic {
             host: self,
@@ -112,7 +115,8 @@ impl Host {
         }
     }
 
-    /// Makes a NIC of another host whose link ends at a new port of a bridge.
+    /// Creates `nic`, which belongs to another host, and links it to a new port of this host's
+    /// bridge.
     pub(crate) fn plug(
         &self,
         bridge: &str,
@@ -126,8 +130,9 @@ impl Host {
     }
 }
 
-/// Makes two NICs with a link between them, and sets them up: with the properties of the link, or a port with
-/// its MTU only. Returns the carrier of an emulated link.
+/// Creates two NICs with a link between them, and sets them up. A NIC with addresses gets all
+/// properties of the link, a port only its MTU. Returns the carrier of an emulated link; `None` for
+/// a veth pair.
 pub(crate) fn join(nics: [Nic<'_>; 2], link: &Link) -> Result<Option<Wire>> {
     let [near, far] = nics;
     let there = far.host.netns();
@@ -171,12 +176,12 @@ pub struct Hosts {
     pub a: Host,
     /// The server side: 10.77.0.2, inside a tunnel 10.78.0.2.
     pub b: Host,
-    /// How they are joined.
+    /// The link that joins the hosts.
     pub link: Link,
     /// Carrier of frames between the hosts, with [`LinkKind::Wire`].
     pub wire: Option<Wire>,
-    /// The host in the middle, of [`LinkKind::Middle`]. It has no addresses; its interface on the
-    /// link is the port to B.
+    /// The host in the middle, with [`LinkKind::Middle`]. It has no addresses; its `device` is the
+    /// port to B.
     pub middle: Option<Host>,
 }
 
@@ -184,7 +189,7 @@ impl Hosts {
     /// Makes the hosts and the link.
     ///
     /// # Errors
-    /// No privilege to make namespaces, or anything else the kernel refuses.
+    /// The privilege to create namespaces is missing, or the kernel refuses an operation.
     pub fn create(link: Link) -> Result<Self> {
         let (a, b) = (Host::create("A", 1)?, Host::create("B", 2)?);
         let addresses = [&a, &b].map(Host::addresses);
@@ -212,12 +217,12 @@ impl Hosts {
         })
     }
 
-    /// A and B.
+    /// Returns host A and host B.
     pub fn both(&self) -> [&Host; 2] {
         [&self.a, &self.b]
     }
 
-    /// The host in the middle.
+    /// Returns the host in the middle.
     ///
     /// # Errors
     /// There is none, which is a bug.
@@ -226,12 +231,12 @@ impl Hosts {
         self.middle.as_ref().ok_or_else(none)
     }
 
-    /// Load from A to B over the link itself.
+    /// Returns the ends of a load from A to B over the link itself.
     pub fn over_link(&self) -> Ends<'_> {
         self.a.to(&self.b, self.b.address)
     }
 
-    /// Load from A to B through a tunnel.
+    /// Returns the ends of a load from A to B through a tunnel.
     pub fn through_tunnel(&self) -> Ends<'_> {
         self.a.to(&self.b, self.b.inner)
     }

@@ -1,10 +1,10 @@
 //! Sites: the hosts of a lab, and the links, switches and routers that join them.
 //!
-//! Every lab builds its topology here; nothing else makes namespaces, interfaces, addresses or routes.
-//! A [`Host`] is a network namespace. [`join`] connects two NICs by a veth pair or an emulated path
-//! ([`Wire`](crate::wire::Wire)) with the properties of a [`Link`]. [`Host::plug`] connects one to a bridge. A
-//! [`Switch`] is a host with a bridge and a network, a [`Router`] one that translates addresses. [`Hosts`]
-//! are the two ends of a tunnel.
+//! Every lab builds its topology here; nothing else makes namespaces, interfaces, addresses or
+//! routes. A [`Host`] is a network namespace. [`join`] connects two NICs by a veth pair or an
+//! emulated path ([`Wire`](crate::wire::Wire)) with the properties of a [`Link`]. [`Host::plug`]
+//! connects a NIC to a bridge. A [`Switch`] is a host with a bridge and a network. A [`Router`] is
+//! a host that translates addresses. [`Hosts`] are the two ends of a tunnel.
 
 mod host;
 mod link;

@@ -11,27 +11,27 @@ use super::link::Link;
 use crate::error::Result;
 use crate::wire::Wire;
 
-/// The network of everybody.
+/// First three bytes of the network that represents the internet (TEST-NET-2, RFC 5737).
 pub(crate) const INTERNET: [u8; 3] = [198, 51, 100];
-/// Last byte of the address of a network's router.
+/// Last byte of the address of each network's router.
 pub(crate) const FIRST: u8 = 1;
 /// Offset added to the last byte of an address that changes.
 const MOVED: u8 = 100;
-/// A router's NIC to the outside, and the bridge of a switch.
+/// Names of a router's outer NIC and of a switch's bridge.
 pub(crate) const WAN: &str = "wan";
 pub(crate) const LAN: &str = "lan";
 
-/// Of a switch itself. Without one it has the lowest of its ports', and another when a port comes,
-/// which its neighbours do not know.
+/// MAC address of a switch's bridge. Without a fixed one, a bridge takes the lowest MAC address of
+/// its ports. It would change with a new port, and neighbours would not know the new one.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// Treatment of unsolicited packets to a router's own address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Input {
-    /// No rule: connection tracking keeps an entry for each.
+    /// They are accepted: connection tracking keeps an entry for each.
     Accept,
-    /// They are dropped, as by usual routers.
+    /// They are dropped, as usual routers do.
     #[default]
     Drop,
     /// They are answered, and no entry remains.
@@ -44,13 +44,13 @@ pub enum Input {
 pub struct NatBox {
     /// Source NAT statement of nftables, such as `masquerade random`.
     pub source: String,
-    /// A static map in its place: an outer address for each customer, both ways.
+    /// Use a static map instead: one outer address for each customer, in both directions.
     pub one_to_one: bool,
-    /// Whether the static map holds from inside, too.
+    /// Whether the static map also applies to packets from inside.
     pub hairpin: bool,
-    /// Whether UDP passes.
+    /// Whether the router forwards UDP.
     pub udp: bool,
-    /// Treatment of unsolicited packets to its own address.
+    /// Treatment of unsolicited packets to the router's own address.
     pub input: Input,
 }
 
@@ -70,12 +70,12 @@ impl Default for NatBox {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Network {
     prefix: [u8; 3],
-    /// Whether its hosts reach each other through its router alone.
+    /// Whether its hosts reach each other only through its router.
     routed: bool,
 }
 
 impl Network {
-    /// The address of a host, with the length of its network.
+    /// Returns the address whose last byte is `end`, with a /24, or a /32 if the network is routed.
     fn net(self, end: u8) -> IpNet {
         let address = address(self.prefix, end);
         if self.routed {
@@ -93,7 +93,7 @@ impl Network {
         host.add_default_route(router, nic)
     }
 
-    /// Gives a NIC another address, as if it had been unplugged meanwhile.
+    /// Gives a NIC another address, with the NIC down in between as if it had been unplugged.
     pub(crate) fn readdress(self, host: &Host, nic: &str, end: u8) -> Result<()> {
         let netlink = host.netlink()?;
         netlink.set_down(netlink.link(nic)?.index)?;
@@ -119,8 +119,8 @@ pub(crate) fn address(network: [u8; 3], end: u8) -> IpAddr {
 impl Switch {
     pub(crate) fn create(name: &'static str, prefix: [u8; 3]) -> Result<Switch> {
         let host = Host::create(name, FIRST)?;
-        // A box has long been up when hosts behind it begin: its link-local address, from which it
-        // looks for neighbours, is not tentative any more (RFC 4862, section 5.4).
+        // A real router has long been up when hosts behind it start. So the link-local address from
+        // which it discovers neighbours must not be tentative (RFC 4862, section 5.4).
         host.write_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         let netlink = host.netlink()?;
         netlink.set_hardware_address(netlink.create_bridge(LAN)?, MAC)?;
@@ -133,7 +133,8 @@ impl Switch {
         Ok(Switch { host, network })
     }
 
-    /// Has the hosts at it reach each other through its router, whose redirects would end that.
+    /// Makes the hosts of the network reach each other only through its router. ICMP redirects
+    /// would end that and are disabled.
     pub(crate) fn route(mut self) -> Result<Switch> {
         self.host.forward(true)?;
         for interface in ["all", LAN] {
@@ -164,17 +165,18 @@ impl Switch {
 /// A NAT.
 #[derive(Debug)]
 pub(crate) struct Router {
-    /// Its host, and the switch of the network inside.
+    /// The router's host, which is also the switch of the inner network.
     pub(crate) inside: Switch,
     rules: NatBox,
-    /// The network outside, and its address there.
+    /// The outer network, and the last byte of the router's address in it.
     outside: (Network, u8),
-    /// Ends of the addresses inside that have an outer one of their own.
+    /// Last bytes of the inner addresses that have an outer address of their own.
     customers: Vec<u8>,
 }
 
 impl Router {
-    /// A box at a switch, with a network inside for these.
+    /// Creates a NAT at the switch `at`, with an inner network. Each of `customers` has an outer
+    /// address of its own if the map is static.
     pub(crate) fn create(
         at: &Switch,
         end: u8,
@@ -199,7 +201,7 @@ impl Router {
         Ok(router)
     }
 
-    /// Pairs of inner and outer addresses of a static map.
+    /// Returns the pairs of inner and outer addresses of a static map.
     fn maps(&self) -> Vec<(IpAddr, IpAddr)> {
         if !self.rules.one_to_one {
             return Vec::new();
@@ -211,7 +213,7 @@ impl Router {
         inner.zip(outer).collect()
     }
 
-    /// Puts its rules in force, with another statement that maps perhaps.
+    /// Loads the router's rules. `source` replaces the source NAT statement if given.
     fn set_rules(&mut self, source: Option<&str>) -> Result<()> {
         if let Some(source) = source {
             source.clone_into(&mut self.rules.source);
@@ -270,17 +272,17 @@ impl Router {
         self.inside.host.filter(&rules)
     }
 
-    /// Loses all mappings, and maps by another statement then if one is given.
+    /// Forgets all mappings. `source` replaces the source NAT statement if given.
     pub(crate) fn restart(&mut self, source: Option<&str>) -> Result<()> {
         self.set_rules(source)?;
-        // Masquerading forgets the mappings of a nic that goes down.
+        // Masquerading forgets the mappings of a NIC that goes down.
         let host = &self.inside.host;
         host.netlink()?.set_down(host.index(WAN)?)?;
         host.set_up(WAN)?;
         self.outside.0.add_default_route(host, WAN)
     }
 
-    /// Gets another address outside.
+    /// Gives the router another outer address.
     pub(crate) fn change_address(&self) -> Result<()> {
         let (network, end) = self.outside;
         network.readdress(&self.inside.host, WAN, end)

@@ -11,9 +11,9 @@ use crate::error::{LabError, Result};
 use crate::process::{Killed, silent};
 use crate::site::Host;
 
-/// The processor that is crowded.
+/// The processor that the programs and the hogs share.
 const CROWDED: usize = 0;
-/// The groups of control groups' first version, and of the second.
+/// Root directories of control groups, version 1 and version 2.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
 const VERSION_2: &str = "/sys/fs/cgroup";
 /// Length of an accounting period, in microseconds; the quota is a share of it. The kernel's
@@ -23,7 +23,7 @@ const PERIOD: f64 = 100_000.0;
 /// kernel/sched/core.c).
 const SMALLEST_QUOTA: f64 = 1_000.0;
 
-/// Leaves the programs with one processor, which `hogs` processes want, too.
+/// Restricts the programs to one processor, on which `hogs` spinning processes run as well.
 pub(super) fn contend<'a>(
     host: &'a Host,
     pids: &[u32],
@@ -92,7 +92,7 @@ pub(super) fn quota(pids: &[u32], percent: f64, applied: &mut Applied<'_>) -> Re
     let (home, own, remove) = (root.join("cgroup.procs"), group.clone(), pids.to_vec());
     applied.then(move || {
         for pid in remove {
-            // Has gone if the tunnel has ended.
+            // The process no longer exists if the tunnel has ended.
             let _ = std::fs::write(&home, pid.to_string());
         }
         let _ = std::fs::remove_dir(&own);

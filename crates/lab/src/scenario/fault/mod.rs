@@ -25,8 +25,8 @@ use crate::site::{Host, Hosts, NO_OFFLOAD, all_cpus};
 use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
 use seikan_load::LiveOptions;
 
-/// Flows of the crude tunnel where there are several: enough for two processors to get about half
-/// each.
+/// Outer flows of the crude tunnel if it spreads connections: enough that two processors get about
+/// half each.
 const LANES: u8 = 16;
 
 /// Where a fault is.
@@ -112,7 +112,7 @@ impl<'a> Site<'a> {
     }
 }
 
-/// A step that takes a fault back.
+/// A step that reverts part of a fault.
 type Undo<'a> = Box<dyn FnOnce() + Send + 'a>;
 
 /// A fault in force. Undone when dropped.
@@ -120,7 +120,7 @@ type Undo<'a> = Box<dyn FnOnce() + Send + 'a>;
 pub struct Applied<'a>(Vec<Undo<'a>>);
 
 impl<'a> Applied<'a> {
-    /// Adds a step to be taken at the end; the last added is taken first.
+    /// Adds a step to run on drop. The step added last runs first.
     fn then(&mut self, undo: impl FnOnce() + Send + 'a) {
         self.0.push(Box::new(undo));
     }
@@ -140,8 +140,8 @@ impl Fault {
         self.kind == FaultKind::None
     }
 
-    /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can
-    /// come on top of another one.
+    /// Whether [`Fault::apply`] alone makes the fault, in a running tunnel, so that it can be
+    /// combined with another fault.
     pub fn is_of_a_running_tunnel(&self) -> bool {
         let of_the_load = matches!(
             self.kind,
@@ -204,10 +204,10 @@ impl Fault {
     pub fn prepare(&self, severity: f64, hosts: &Hosts) -> Result<()> {
         if matches!(self.kind, FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow) {
             let host = &hosts.b;
-            // All of it for as long as the host is there: nothing to be taken back.
+            // These settings end with the host, so there is nothing to revert.
             host.steer(&host.device, &all_cpus())?;
-            // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does
-            // not ask for it.
+            // Unlike a hardware NIC, a veth has GRO off by default. It merges nothing here, because
+            // the tunnel's socket does not request it.
             host.set_features(&host.device, &[(Feature::Gro, true)])?;
             network::long_ruleset(host, &host.device, severity as u32)?;
         }
@@ -223,7 +223,7 @@ impl Fault {
                 format!("--sndbuf {severity:.0} --rcvbuf {severity:.0}")
             }
             FaultKind::MtuMismatch if name == CRUDE => format!("--mtu {severity:.0}"),
-            // Buffers are as long as the longest MTU, not as the own one.
+            // Buffers fit the longer MTU of the two ends, not the own one.
             FaultKind::MtuMismatch => {
                 format!("--tun-mtu {severity:.0} --tun-mtu-max {severity:.0} --mssfix 0")
             }
@@ -309,7 +309,7 @@ impl Fault {
         Ok(applied)
     }
 
-    /// The part of it that is a setting of the machine.
+    /// Applies the part of the fault that is a setting of the machine.
     fn set_sysctl(&self, severity: f64, applied: &mut Applied<'_>) -> Result<()> {
         let path = match self.kind {
             FaultKind::DefaultReceiveBuffer => "net/core/rmem_default",
@@ -321,7 +321,7 @@ impl Fault {
         machine::set(path, severity, applied)
     }
 
-    /// The part of it that is in one host.
+    /// Applies the part of the fault that is in one host.
     fn apply_at<'a>(
         &self,
         severity: f64,
@@ -347,17 +347,17 @@ impl Fault {
             FaultKind::Loss => nic.loss(severity),
             FaultKind::MtuBlackHole => nic.black_hole(severity as u32),
             FaultKind::Mtu => nic.mtu(severity as u32),
-            // Its device gets the length that the other end assumes.
+            // OpenVPN's device gets the MTU that the other end assumes.
             FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
                 nic.mtu(network::BELIEVED_MTU)
             }
             FaultKind::OffloadsOff => nic.offloads(&NO_OFFLOAD.map(|(feature, _)| feature)),
             FaultKind::NetdevBacklog => {
-                // So that packets come in bursts: a super-packet of datagrams is cut up just before
-                // the link.
+                // Packets then come in bursts: the kernel splits a super-packet of datagrams just
+                // before the link.
                 nic.offloads(&[Feature::Gro, Feature::UdpSegmentation])?;
-                // Another processor than the sender's, which would empty the queue itself after
-                // each packet.
+                // Receive on another processor than the sender's. The sender's would empty the
+                // backlog itself after each packet.
                 nic.receive_on(&[all_cpus().len() as u32 - 1])
             }
             FaultKind::ConntrackMax => nic.track_connections(),
