@@ -36,7 +36,7 @@ pub(super) struct Key<T> {
     pub line: usize,
     /// Number of values, valid or not.
     count: usize,
-    /// Valid values; of a key that takes one, the last one counts.
+    /// Valid values. The last one counts for a key that takes a single value.
     pub values: Vec<At<T>>,
 }
 
@@ -60,7 +60,8 @@ impl<T> Key<T> {
         self.values.last()
     }
 
-    /// Reports that the section, `subject`, has no such key. `example`: a value of it, described by `wanted`.
+    /// Reports that the section, which messages call `subject`, lacks this key. `example` is a
+    /// value of it, described by `wanted`.
     pub fn require(
         &self,
         site: Site,

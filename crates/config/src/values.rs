@@ -123,7 +123,7 @@ pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
     let Some((name, key)) = text.split_once(char::is_whitespace) else {
         return Err(problem(format!("is `{text}`, not a name and a key"), help));
     };
-    let message = format!("has `{name}`, which is no member's name:");
+    let message = format!("has `{name}`, which is not the name of a member:");
     Ok((
         checked(name.parse(), message, help)?,
         public_key(key.trim())?,

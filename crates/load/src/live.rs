@@ -18,7 +18,8 @@ use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join, time_outs};
 
 /// Bytes per write and read at most.
 const BLOCK: usize = 128 * 1024;
-/// Amount that an application with an offered rate writes at once, as time at its rate.
+/// Amount that an application with an offered rate writes at once, as the time it takes at that
+/// rate.
 const BURST: Duration = Duration::from_millis(1);
 /// Smallest write of an application with an offered rate, in bytes.
 const SMALLEST_BURST: f64 = 1_448.0;
@@ -50,9 +51,10 @@ pub struct LiveOptions {
     pub kind: LiveKind,
     /// TCP streams, 1 to 256.
     pub streams: usize,
-    /// Offered by the application, all streams together, in Mbit/s; as much as goes if `None`.
+    /// Rate that the application offers over all streams together, in Mbit/s; `None`: without a
+    /// limit.
     pub rate: Option<f64>,
-    /// UDP payload, or bytes of each short connection.
+    /// UDP payload, or data of each short connection, in bytes.
     pub size: usize,
     /// Datagrams sent in a burst, at the offered rate; `None`: the amount of a millisecond.
     pub burst: Option<usize>,
@@ -144,7 +146,7 @@ pub fn live<T, E: From<LoadError>>(
     })
 }
 
-/// The two sockets of a flow.
+/// The two sockets of a flow; for short connections, the target and the listener.
 enum Job {
     Stream { tx: TcpStream, rx: TcpStream },
     Datagrams { tx: UdpSocket, rx: UdpSocket },
@@ -177,7 +179,8 @@ impl Job {
             ),
             Self::Connections { to, rx } => (
                 Box::new(move || {
-                    // The thread lives in the client for as long as it connects.
+                    // The thread stays in the client's namespace for as long as it opens
+                    // connections.
                     let _ = ends
                         .client
                         .run(|| request_again_and_again(to, size, send_rate, stop));
@@ -212,7 +215,7 @@ fn connections(ends: &Ends<'_>) -> Result<Vec<Job>> {
     (0..FLOW_WORKERS).map(job).collect()
 }
 
-/// Lets bytes through at a rate: a bucket that holds [`CREDIT`].
+/// Limits bytes to a rate, with a token bucket that holds [`CREDIT`].
 #[derive(Debug)]
 struct Pace {
     bytes_per_second: f64,
@@ -229,20 +232,21 @@ impl Pace {
         }
     }
 
-    /// Bytes that are dealt with at once.
+    /// Returns the number of bytes to send or read at once.
     fn burst(&self) -> usize {
         let burst = self.bytes_per_second * BURST.as_secs_f64();
         burst.clamp(SMALLEST_BURST, BLOCK as f64) as usize
     }
 
-    /// Fills the bucket; how long to wait until it holds `bytes`, `None` if it does.
+    /// Refills the bucket, and returns the time to wait until it holds `bytes`; `None` if it does
+    /// already.
     fn wait_for(&mut self, bytes: usize, now: Instant) -> Option<Duration> {
         let most = (self.bytes_per_second * CREDIT.as_secs_f64()).max(bytes as f64);
         let since = now.saturating_duration_since(self.filled).as_secs_f64();
         self.tokens = (self.tokens + since * self.bytes_per_second).min(most);
         self.filled = now;
         let missing = bytes as f64 - self.tokens;
-        // Less than this cannot be slept.
+        // Shorter sleeps are not possible.
         (missing > 0.0).then(|| {
             Duration::from_secs_f64(missing / self.bytes_per_second).max(Duration::from_micros(20))
         })
@@ -253,7 +257,7 @@ impl Pace {
     }
 }
 
-/// Waits until the pace allows `bytes`; whether to go on.
+/// Waits until the pace allows `bytes`. Returns whether to continue.
 fn allowed(pace: &mut Option<Pace>, bytes: usize, stop: &AtomicBool) -> bool {
     while !stop.load(Ordering::Relaxed) {
         let Some(wait) = pace
@@ -324,7 +328,7 @@ pub(super) fn send_datagrams(
     let burst = burst.unwrap_or(steady);
     while allowed(&mut pace, burst * size, stop) {
         for _ in 0..burst {
-            // A datagram that the kernel refuses now is lost, as any datagram may be.
+            // A datagram that the kernel refuses counts as lost on the path.
             let _ = tx.send(&block);
         }
         took(&mut pace, burst * size);
@@ -348,7 +352,7 @@ fn request_again_and_again(to: SocketAddr, size: usize, rate: Option<f64>, stop:
         let Ok(mut stream) = TcpStream::connect_timeout(&to, FLOW_TIMEOUT) else {
             continue;
         };
-        // Sent, and read by the other side to its end, or failed; the next one comes anyway.
+        // Whether this connection succeeded or failed, the next one follows.
         let _ = stream
             .set_write_timeout(Some(FLOW_TIMEOUT))
             .and_then(|()| stream.set_read_timeout(Some(FLOW_TIMEOUT)))

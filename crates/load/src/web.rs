@@ -26,13 +26,13 @@ const OBJECTS: [u64; 24] = [
     40_000, 40_000, 10_000, 2_000, 10_000, 2_000, 200_000, 10_000, 2_000, 40_000, 2_000, 10_000,
     10_000, 2_000, 40_000, 2_000, 200_000, 10_000, 2_000, 40_000, 10_000, 2_000, 40_000, 10_000,
 ];
-/// A request for more bytes than this gets no more.
+/// Maximum number of bytes sent for one request.
 const MOST: u64 = 1 << 20;
 /// Bytes per read and write.
 const BLOCK: usize = 64 * 1024;
 /// How long a page may take until it counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A blocked call looks at the stop flag this often.
+/// Interval at which a blocked call checks the stop flag.
 const IO_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Result of loading pages one after the other.
@@ -40,13 +40,13 @@ const IO_TIMEOUT: Duration = Duration::from_millis(50);
 pub struct WebReport {
     /// Pages that arrived whole.
     pub pages: u32,
-    /// Pages that did not within 30 s, or whose connections failed.
+    /// Pages that did not arrive within 30 s, or whose connections failed.
     pub failed: u32,
-    /// Half of the pages took at most so many milliseconds.
+    /// Median time of a page, in milliseconds.
     pub p50_ms: f64,
-    /// 99 of 100 took at most so many milliseconds.
+    /// 99th percentile of the time of a page, in milliseconds.
     pub p99_ms: f64,
-    /// Received by the client, in Gbit/s.
+    /// Rate received by the client, in Gbit/s.
     pub gbit_per_second: f64,
 }
 
@@ -106,7 +106,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Loads all of it.
+    /// Loads the document and all its objects.
     fn load(&self, deadline: Instant) -> Result<()> {
         let mut first = self.connect()?;
         self.fetch(&mut first, DOCUMENT, deadline)?;
@@ -148,7 +148,7 @@ impl Page<'_> {
         Ok(stream)
     }
 
-    /// Requests so many bytes and reads them.
+    /// Requests `length` bytes and reads them.
     fn fetch(&self, stream: &mut TcpStream, length: u64, deadline: Instant) -> Result<()> {
         let failed = || LoadError::io("load a part of a web page");
         stream.write_all(&length.to_be_bytes()).map_err(failed())?;
@@ -179,7 +179,7 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) {
     std::thread::scope(|scope| {
         while !stop.load(Ordering::Relaxed) {
             if let Ok((stream, _)) = listener.accept() {
-                // A connection that fails is one of a page that fails, which the client counts.
+                // A failed connection fails its page, which the client counts.
                 scope.spawn(move || answer(stream, stop));
             }
         }

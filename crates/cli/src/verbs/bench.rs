@@ -217,7 +217,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns the time for which a path is loaded, seconds.
+    /// Returns the time for which a path is loaded, in seconds.
     fn loaded(&self) -> f64 {
         let seconds = f64::from(self.arguments.seconds);
         let phases = [
@@ -229,7 +229,7 @@ impl Bench<'_> {
         2.0 * each.as_secs_f64()
     }
 
-    /// Measures the path outside of tunnels, by the first address that answers.
+    /// Measures the path outside of tunnels, over the first address that answers.
     fn raw(&mut self, paths: anyhow::Result<Vec<Path>>) -> anyhow::Result<PathReport> {
         let paths = match paths {
             Ok(paths) => paths,

@@ -147,7 +147,7 @@ pub enum StoreError {
     },
     /// The file cannot be copied before its upgrade.
     #[error(
-        "cannot keep a copy of the database before its upgrade, {}: {source}; make space, or move the file of that name away",
+        "cannot copy the database to {} before its upgrade: {source}; free disk space, or move an existing file of that name away",
         path.display()
     )]
     Copy {
@@ -171,7 +171,7 @@ pub enum StoreError {
     NotASnapshot,
     /// etcd has another mesh than before, or none.
     #[error(
-        "etcd has {} under {prefix} in place of the mesh {expected}: check that this is the right etcd, and restore its backup \
+        "cannot use etcd: it has {} under {prefix}, not the mesh {expected}; check that this is the right etcd, and restore its backup \
          (etcdctl snapshot restore); to use another mesh from now on, remove the line `mesh` from etcd.toml",
         found.map_or("no mesh".to_owned(), |found| format!("the mesh {found}"))
     )]

@@ -42,7 +42,7 @@ const DELETIONS_KEPT: i64 = 10_000;
 /// Number of changes after which older deletions are forgotten.
 const FORGET_EVERY: i64 = 1024;
 
-/// An open file, and its copy.
+/// An open database file, and the copy of its rows in memory.
 #[derive(Debug)]
 pub(super) struct File {
     pub connection: Connection,
@@ -76,7 +76,7 @@ impl File {
         Ok(file)
     }
 
-    /// Returns the copy, with all that other processes have changed.
+    /// Returns the copy, brought up to date with the changes of other processes.
     pub fn copy(&mut self) -> Result<&Mesh, StoreError> {
         // A change that panicked has left its writes.
         self.mesh.undo(0);
@@ -195,14 +195,15 @@ pub(super) fn create_schema(connection: &mut Connection, path: &Path) -> Result<
     upgrade(connection, path, |_| Ok(()))
 }
 
-/// The same; first calls `keep` with an earlier version, while writers of the file wait.
+/// Creates the schema, or upgrades it. Before an upgrade, it calls `keep` with the earlier version,
+/// while writers of the file wait.
 fn upgrade(
     connection: &mut Connection,
     path: &Path,
     keep: impl FnOnce(i64) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have upgraded it meanwhile.
+    // Another process may have upgraded the file meanwhile.
     let version = version(&transaction, path)?;
     if (1..SCHEMA).contains(&version) {
         keep(version)?;
@@ -214,8 +215,8 @@ fn upgrade(
     Ok(transaction.commit()?)
 }
 
-/// Writes a file for its owner only; it is complete, or not there, also after a power failure.
-/// `publish` moves the complete file to `path`.
+/// Writes a file that only its owner can read. After a power failure the file is complete or
+/// absent: `publish` moves the complete file to `path`.
 pub(super) fn write_new(
     path: &Path,
     content: &[u8],

@@ -34,7 +34,7 @@ impl Cpu {
         }
     }
 
-    /// Samples them.
+    /// Samples the times and packet counts of all online processors.
     pub(super) fn sample(&mut self, output: &mut Output) {
         if let Some(file) = &mut self.stat
             && let Some(text) = output.keep(STAT, file.read())

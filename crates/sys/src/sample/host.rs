@@ -61,7 +61,7 @@ impl Host {
         })
     }
 
-    /// Samples them.
+    /// Samples the host's counters.
     pub(super) fn sample(&mut self, output: &mut Output) {
         let host = Subject::Host;
         let text = self.snmp.read();

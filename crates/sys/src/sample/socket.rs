@@ -94,7 +94,7 @@ impl Sockets {
         flows.map(|flow| flow.facts.clone()).collect()
     }
 
-    /// Samples them.
+    /// Samples the sockets.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         for file in &mut self.udp_files {
             let Some(text) = output.keep(UDP, file.read()) else {

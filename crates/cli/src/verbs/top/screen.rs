@@ -16,7 +16,7 @@ use super::super::doctor::loss_repair::LossRepair;
 use crate::screen::rounded;
 use crate::screen::{number, printable};
 
-/// Minimum width for two columns of tables.
+/// Minimum width of the terminal, in columns, for two tables next to each other.
 const WIDE: u16 = 110;
 /// Maximum rows of a table.
 const ROWS: usize = 6;
@@ -27,7 +27,7 @@ pub struct View {
     pub now: Evidence,
     /// Verdict about the last seconds.
     pub verdict: Verdict,
-    /// Loss repair of late.
+    /// Loss repair since the last answer of the tunnel.
     pub repairs: Repairs,
     /// Bits per second out and in at each update, the newest last.
     pub history: Vec<(f64, f64)>,
@@ -40,7 +40,7 @@ pub struct View {
 /// Loss repair between two answers of the tunnel.
 #[derive(Clone, Default)]
 pub struct Repairs {
-    /// Peers about which there is something to say.
+    /// Peers for which loss repair has something to report.
     pub found: Vec<LossRepair>,
     /// Time between the answers.
     pub time: Duration,

@@ -57,8 +57,8 @@ async fn etcd_is_not_queried_for_a_source_above_its_limit() {
         assert_eq!(refused.1, Reason::NotAMember);
     }
     (0..3).for_each(|member| cluster.kill(member));
-    // The server queries etcd for the second source, and reports that etcd is unavailable. It does
-    // not for the first.
+    // The server queries etcd for the second source, and reports that etcd is unavailable. The
+    // first source is above its limit and is refused without a query.
     assert_eq!(
         poll_from(host(2), credential(9)).await.refusal().1,
         Reason::Unavailable
