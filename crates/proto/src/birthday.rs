@@ -86,7 +86,7 @@ pub enum Mapping {
     /// Not known yet.
     #[default]
     Unknown,
-    /// The same for all destinations as far as is known, or no NAT.
+    /// The mapping is the same for all destinations, as far as is known, or there is no NAT.
     EndpointIndependent,
     /// A new mapping for each destination, at these outer addresses. At most [`MAX_ADDRESSES`] are
     /// used.

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Acceptable standing delay (RFC 8289 section 4.2).
 pub const TARGET: Duration = Duration::from_millis(5);
-/// How long the delay must exceed the target before the queue counts as standing (RFC 8289 section
-/// 4.3).
+/// Time for which the delay must exceed the target before the queue counts as a standing queue (RFC
+/// 8289 section 4.3).
 pub const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The state of one queue.

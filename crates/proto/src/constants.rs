@@ -16,7 +16,7 @@ pub const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
 pub const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
 /// Age from which a session neither sends nor receives.
 pub const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
-/// How long unanswered initiations are repeated before the peer is given up.
+/// Time for which unanswered initiations are repeated before the attempt ends.
 pub const REKEY_ATTEMPT_TIME: Duration = Duration::from_secs(90);
 /// Pause between two initiations to the same peer, before jitter.
 pub const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,8 +31,9 @@ pub const MAX_HANDSHAKE_ATTEMPTS: u32 =
 /// Hop limit of an *opener*, a datagram that makes the NAT in front of this host map and admit a
 /// destination, and does not arrive there: this NAT forwards it, and the next router drops it.
 pub const OPENER_HOPS: NonZeroU8 = NonZeroU8::new(2).unwrap();
-/// Time after an opener until the same datagram follows with the usual hop limit, unless the peer
-/// was heard of. By then a call-me-maybe has made the peer open its own NAT, if it has one.
+/// Time after an opener until the same datagram follows with the usual hop limit, unless something
+/// has arrived from the peer. By then a call-me-maybe has made the peer open its own NAT, if it has
+/// one.
 pub const OPENING_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of addresses, besides the endpoint, that an initiation is sent to.
 pub const MAX_CANDIDATES: usize = 16;

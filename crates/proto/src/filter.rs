@@ -45,7 +45,7 @@ pub enum Filter {
     /// All of them; only the destination is checked.
     #[default]
     All,
-    /// These services.
+    /// Only these services.
     Only(Open),
 }
 
@@ -74,7 +74,7 @@ pub enum Destinations {
     /// Any address that the host forwards to: a peer without a policy.
     #[default]
     Any,
-    /// These addresses only. They should be few, since each packet is compared with all of them.
+    /// Only these addresses. They should be few, because each packet is compared with all of them.
     Only(Vec<IpAddr>),
 }
 
@@ -92,7 +92,7 @@ impl Destinations {
 pub enum Filters {
     /// The same for every sender.
     Same(Filter, Destinations),
-    /// One for each pair.
+    /// One filter for each pair.
     Pairs(Pairs),
 }
 

@@ -50,11 +50,12 @@ impl Flow {
 /// How a write may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
-    /// By nothing; only its flow is known.
+    /// The write does not grow. It is kept only for its flow.
     Closed,
-    /// By segments or datagrams of `flow`.
+    /// The write grows by segments or datagrams of `flow`.
     Segments(Transport),
-    /// By the slice of super-packet `id` that starts at `next`, unless that is where it `ended`.
+    /// The write grows by the slice of super-packet `id` that starts at `next`, unless the
+    /// super-packet has `ended` there.
     Slices { id: u16, next: usize, ended: bool },
 }
 
@@ -173,9 +174,9 @@ pub struct Slice {
     pub ip_at: usize,
     /// The inner packet's header, as parsed from this slice.
     pub ip: IpPacket,
-    /// Where all headers, up to that of TCP, lie in the arena.
+    /// Position in the arena of all headers, up to the TCP header.
     pub header: Range<usize>,
-    /// Where the payload lies in the arena.
+    /// Position of the payload in the arena.
     pub chunk: Range<usize>,
 }
 

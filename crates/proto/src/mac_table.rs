@@ -11,9 +11,9 @@ use seikan_wire::ethernet::Mac;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long an address is remembered after its last frame (as the Linux bridge's default).
+/// Time for which an address is remembered after its last frame (the default of the Linux bridge).
 const AGEING: Duration = Duration::from_secs(300);
-/// How long an address stays with a peer that is not using it, although another peer is.
+/// Time for which an address stays with a peer that no longer uses it, although another peer does.
 const HOLD: Duration = Duration::from_secs(5);
 /// Maximum number of addresses of each peer. Frames from further ones are dropped.
 const MAX_PER_PEER: usize = 1024;
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct MacTable {
     /// Address of this host's device.
     own: Option<Mac>,
-    /// Whether there are peers to tell apart.
+    /// Whether addresses are learned: only if there are several peers.
     learns: bool,
     entries: BTreeMap<Mac, Entry>,
     /// Number of entries of each peer that has some.

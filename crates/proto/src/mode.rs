@@ -17,8 +17,8 @@ pub enum Mode {
 /// the fields of the native protocol.
 pub const MAX_ETHERNET_MTU: u32 = 65_535 - 22;
 
-/// A [`Mode`] as a type: the code for packets is compiled for each, so that the one has no branch
-/// for the other.
+/// A [`Mode`] as a type. The code for packets is compiled once for each mode, so that neither has
+/// branches for the other.
 pub trait Carried {
     /// Whether packets begin with an Ethernet header.
     const ETHERNET: bool;

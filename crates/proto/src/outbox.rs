@@ -85,7 +85,7 @@ impl Outbox {
         }
     }
 
-    /// With `false`, every datagram is a run of its own: the socket cannot segment.
+    /// Sets whether the socket can segment. If not, every datagram is a run of its own.
     pub fn set_gso(&mut self, gso: bool) {
         self.gso = gso;
     }

@@ -33,7 +33,7 @@ pub(crate) const LOG: &str = "tunnel";
 /// Consecutive reports without any datagram after the first of a GSO batch, after which GSO counts
 /// as broken on this path.
 const MANGLED_REPORTS: u8 = 2;
-/// Least time between two reports that are assessed: regular ones are a second apart.
+/// Minimum time between two reports that are assessed. Regular reports are one second apart.
 const ASSESS_INTERVAL: Duration = Duration::from_millis(900);
 /// Maximum number of packets staged for a handshake (kernel: `MAX_STAGED_PACKETS`, 128).
 const STAGED_PACKETS: usize = 128;
@@ -141,13 +141,13 @@ pub(crate) struct Pending {
     pub sent: Instant,
     /// The address that it was sent to, if there was only one.
     pub alone: Option<SocketAddr>,
-    /// Candidates at the time of sending, and those that it was sent to since.
+    /// Candidates at the time of sending, and those to which the initiation was sent since.
     pub known: Vec<SocketAddr>,
-    /// There may be a candidate that is not in `known`.
+    /// Whether there may be a candidate that is not in `known`.
     pub new_candidate: bool,
-    /// NATs get an opener first: the peer was not the one to call.
+    /// Whether NATs get an opener first. Set if the peer did not send a call-me-maybe.
     pub openers_first: bool,
-    /// Where only an opener was sent.
+    /// Destinations to which only an opener was sent.
     pub opening: Option<Opening>,
 }
 
@@ -210,11 +210,11 @@ pub struct Path {
     pub(crate) active_until: Instant,
     /// Datagrams sent after the first of their GSO batch, since reports were last assessed.
     pub(crate) sent_later: u32,
-    /// Those of them that the peer has reported since.
+    /// Number of these datagrams that the peer has reported as received since.
     received_later: u32,
     /// When reports were last assessed.
     assessed: Instant,
-    /// Consecutive reports without any of these.
+    /// Number of consecutive reports without any of these datagrams.
     missed: u8,
 }
 

@@ -26,7 +26,7 @@ pub struct SuperPacket<'a> {
     pub kind: Option<Transport>,
     /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
-    /// Bytes of all headers, up to that of the transport.
+    /// Length of all headers in bytes, up to and including the transport header.
     pub header_len: usize,
     /// Payload bytes per segment; for an ordinary packet, all payload bytes.
     pub gso_size: usize,
@@ -60,7 +60,7 @@ impl<'a> SuperPacket<'a> {
         SuperPacket::parse_at(read, 0)
     }
 
-    /// The same for a read of a TAP device, whose IP header is at `ip_at` of the Ethernet frame.
+    /// Parses a read of a TAP device likewise. The IP header is at `ip_at` in the Ethernet frame.
     #[inline]
     pub fn parse_at(read: &'a [u8], ip_at: usize) -> Result<SuperPacket<'a>, DropReason> {
         let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
@@ -197,8 +197,8 @@ pub struct SegmentPosition {
     pub last: bool,
 }
 
-/// Turns the headers of a super-packet, from IP on, into those of one part of it. The checksum field covers the
-/// pseudo-header only.
+/// Turns the headers of a super-packet, from the IP header on, into the headers of one part of it.
+/// The checksum field covers the pseudo-header only.
 ///
 /// FIN and PSH belong to the last segment, CWR to the first (RFC 3168 section 6.1.2). The IPv4
 /// identification is consecutive, as in the kernel's segmentation.

@@ -209,8 +209,8 @@ impl Timers {
         }
     }
 
-    /// The peer may have a session that this host lost with its last process, so it is to get a packet at once. Without a
-    /// session that is an initiation.
+    /// Makes a packet due at once, because the peer may have a session that this host lost with its
+    /// last process. Without a session, the packet is an initiation.
     pub fn resume(&mut self, now: Instant) {
         self.arm(SendKeepalive, now);
     }
@@ -304,7 +304,7 @@ impl Timers {
         let passive = self.take_due(SendKeepalive, now);
         let persistent = self.take_due(PersistentKeepalive, now);
         if persistent {
-            // Also without a session, so that a lost peer is retried forever.
+            // This happens also without a session, so that a lost peer is retried forever.
             self.traversal(now);
         }
         passive || persistent

@@ -65,9 +65,9 @@ pub struct Now {
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// There is no session that may send, or no answer arrives.
+    /// There is no session that may send, or no answers arrive.
     Unreachable,
-    /// Over a relay, in one direction at least.
+    /// The peer is reached over a relay, in at least one direction.
     Relayed,
     /// Directly in both directions, as far as this end knows.
     Direct,

@@ -74,7 +74,7 @@ pub struct Election {
     priority: u8,
     instance: u64,
     active: bool,
-    /// It does not become active before this time.
+    /// The gateway does not become active before this time.
     listen_until: Instant,
     next_advert: Instant,
     recent: [u64; RECENT],

@@ -18,7 +18,7 @@ const ENOUGH: u64 = 8;
 const TRIAL: Duration = Duration::from_secs(5);
 /// Time for which a broken interface gets no super-packets.
 const BROKEN_FOR: Duration = Duration::from_secs(600);
-/// How long an interface that is not the cause is not tested again.
+/// Time for which an interface that was not the cause is not tested again.
 const TRUSTED_FOR: Duration = Duration::from_secs(60);
 
 /// Segments sent to the local network since the last evaluation, and lost ones among them.
@@ -38,7 +38,7 @@ impl Sent {
 /// The verdict on the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It gets super-packets, and is not tested before this time.
+    /// The interface gets super-packets, and is not tested before this time.
     Trusted(Instant),
     /// Super-packets are segmented until this time, as a test. Holds the losses per thousand
     /// before.

@@ -95,14 +95,14 @@ pub struct GatewayConfig {
 /// MTUs in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mtus {
-    /// Of the local network.
+    /// MTU of the local network in bytes.
     pub lan: u32,
-    /// Of the tunnel.
+    /// MTU of the tunnel in bytes.
     pub tunnel: u32,
 }
 
 impl Default for Mtus {
-    /// No limit except that of IP.
+    /// Returns MTUs that limit nothing but what IP limits itself.
     fn default() -> Self {
         Mtus {
             lan: 65_535,
@@ -124,7 +124,7 @@ pub enum Made {
 #[derive(Debug)]
 pub struct Gateway {
     devices: Vec<Device>,
-    /// By VLAN and address on the local network.
+    /// Devices by VLAN and address on the local network.
     by_lan: HashMap<(Option<u16>, IpAddr), DeviceId>,
     by_overlay: HashMap<IpAddr, DeviceId>,
     by_mac: HashMap<(Option<u16>, Mac), DeviceId>,
@@ -231,7 +231,7 @@ impl Gateway {
         (0..).map(DeviceId).zip(&self.devices)
     }
 
-    /// One device.
+    /// Returns a device.
     pub fn device(&self, id: DeviceId) -> Option<&Device> {
         self.devices.get(id.0 as usize)
     }

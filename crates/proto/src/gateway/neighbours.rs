@@ -32,7 +32,8 @@ pub struct NeighbourEntry {
     pub vlan: Option<u16>,
     /// Its addresses, in the order of discovery.
     pub addresses: Vec<IpAddr>,
-    /// It has more addresses than are kept: a router that answers for others, or an impostor.
+    /// The neighbour has more addresses than are kept: it is a router that answers for others, or
+    /// an impostor.
     pub has_more: bool,
     /// When its first frame arrived.
     pub first: Instant,
@@ -149,7 +150,7 @@ impl NeighbourTable {
         self.not_understood
     }
 
-    /// Another host in the same VLAN with this address.
+    /// Returns the MAC address of another host in the same VLAN with this address.
     pub fn shares(&self, entry: &NeighbourEntry, address: IpAddr) -> Option<Mac> {
         let others = self.entries.values().filter(|other| {
             other.vlan == entry.vlan && other.mac != entry.mac && other.addresses.contains(&address)
@@ -243,7 +244,7 @@ impl CapturedFrame<'_> {
     }
 }
 
-/// Not unspecified, loopback, multicast or broadcast.
+/// Whether the address is not unspecified, loopback, multicast or broadcast.
 fn is_unicast(address: IpAddr) -> bool {
     let broadcast = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
     !(address.is_unspecified()

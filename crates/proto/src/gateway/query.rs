@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Maximum number of fragmented packets whose ports are remembered.
 const FRAGMENTED: usize = 64;
-/// How long they are remembered (RFC 1122 section 3.3.2 allows a receiver 60 s; fragments follow
-/// each other closely).
+/// Time for which fragmented packets are remembered (RFC 1122 section 3.3.2 allows a receiver 60 s;
+/// fragments follow each other closely).
 const FRAGMENTED_FOR: Duration = Duration::from_secs(10);
 
 /// The two ends of a packet, and its direction.

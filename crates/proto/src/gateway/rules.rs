@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// Ranges of ports in one rule at most.
 const MAX_RANGES: usize = 16;
 
-/// One thing that is allowed.
+/// Allowed traffic: a network and a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     remote: Option<IpNet>,

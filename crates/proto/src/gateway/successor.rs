@@ -19,7 +19,7 @@ const V6: usize = 1;
 /// 10: `MAX_MULTICAST_SOLICIT` and `RETRANS_TIMER`).
 const MAX_QUERIES: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long the result holds.
+/// Time for which the result is valid.
 const SETTLED_FOR: Duration = Duration::from_secs(10);
 
 /// A second address that the device uses.

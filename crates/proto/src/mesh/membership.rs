@@ -36,7 +36,8 @@ pub struct Membership {
     /// Members known before a whole answer that it has not confirmed yet.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
-    /// Members that are not kept. Their removal is reported like that of others.
+    /// Members that are not kept in this membership. Their removal is reported like that of other
+    /// members.
     #[serde(skip)]
     refused: BTreeSet<PublicKey>,
 }

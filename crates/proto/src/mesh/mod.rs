@@ -109,10 +109,10 @@ pub struct Endpoints {
 pub struct Devices {
     /// At most [`MAX_DEVICES`], each once.
     pub devices: Vec<Name>,
-    /// Those that have only IPv4 on their own network.
+    /// Devices that have only IPv4 on their own network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ipv4_only: Vec<Name>,
-    /// Those that have only IPv6 there.
+    /// Devices that have only IPv6 on their own network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ipv6_only: Vec<Name>,
 }
@@ -220,7 +220,7 @@ impl Member {
             && self.devices.iter().all(Device::is_within_bounds)
     }
 
-    /// Its addresses and those of the devices behind it.
+    /// Returns the addresses of the member and of the devices behind it.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let devices = self.devices.iter().flat_map(|device| &device.addresses);
         self.addresses.iter().chain(devices).copied()
@@ -244,7 +244,7 @@ pub struct Changes {
     /// of them have left.
     #[serde(default)]
     pub whole: bool,
-    /// There is more; request it at once.
+    /// More changes are available: request them at once.
     #[serde(default)]
     pub more: bool,
     /// New and changed members.
@@ -337,7 +337,7 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// Not a request of this protocol, or out of bounds.
+    /// The request does not follow this protocol, or a value is out of bounds.
     Malformed,
     /// The token is unknown, used up, expired or withdrawn. The answer does not say which.
     BadToken,
@@ -347,7 +347,7 @@ pub enum Reason {
     KeyTaken,
     /// Every address is taken.
     Full,
-    /// Not a credential of a member: unknown, left, or revoked.
+    /// The credential belongs to no member: it is unknown, or the member has left or was revoked.
     NotAMember,
     /// Too many attempts from this address, or too many changes of keys or devices.
     TooMany,

@@ -66,13 +66,13 @@ struct Encoded {
 pub enum Sight {
     /// All.
     Everybody,
-    /// Those with one of these tags or names.
+    /// Members and devices with one of these tags or names.
     Some {
         /// Tags.
         tags: BTreeSet<Name>,
         /// Names.
         names: BTreeSet<PartyName>,
-        /// Those without tags, too: there are no rules, so tags decide.
+        /// Also those without tags. Set if there are no rules, so that tags decide.
         untagged: bool,
     },
 }

@@ -56,14 +56,14 @@ enum Headers {
 }
 
 impl Fold {
-    /// Returns the bytes that a PACKET of a segment of `packet` leaves out; `None` if the receiver
-    /// would not compute those of the packet.
+    /// Returns the header bytes that a PACKET frame of `packet` leaves out; `None` if the receiver
+    /// would compute other bytes than those of the packet.
     pub fn of_packet(packet: &SuperPacket<'_>) -> Option<Fold> {
         let header = packet.bytes.get(packet.ip_at..)?;
         if packet.ip.is_v6() {
             return Some(Fold::new(Headers::Packet6, packet.ip_at, false));
         }
-        // Those of the segments of a super-packet are written anew.
+        // The headers of a super-packet's segments are written anew, so their checksums are right.
         let right = packet.kind.is_some()
             || checksum::fold(checksum::sum(header.get(..header_len4(header))?)) == 0;
         right.then(|| Fold::new(Headers::Packet4, packet.ip_at, header[6..8] == DF))
@@ -164,8 +164,9 @@ fn header_len4(header: &[u8]) -> usize {
     usize::from(header[0] & 0x0f) * 4
 }
 
-/// Restores a PACKET whose IP header is at `ip_at`. `bytes` begins with the packet, which ends at
-/// `end`, and goes on behind it. Returns the true end.
+/// Restores the left-out header bytes of a PACKET frame whose IP header is at `ip_at`. `bytes`
+/// begins with the packet, which ends at `end`, and has space behind it. Returns the end of the
+/// restored packet.
 pub fn unfold_packet(
     bytes: &mut [u8],
     end: usize,
@@ -203,8 +204,8 @@ pub fn unfold_packet(
     }
 }
 
-/// The same for the headers and the chunk of a SLICE. Length and checksums, which have no meaning
-/// in a slice, are zero then.
+/// Restores the left-out header bytes of a SLICE frame, whose headers and chunk follow each other.
+/// Length and checksums, which have no meaning in a slice, are set to zero.
 pub fn unfold_slice(
     bytes: &mut [u8],
     end: usize,

@@ -45,7 +45,8 @@ use std::ops::Range;
 pub const PACKET_OVERHEAD: usize = 3;
 /// Bytes before the headers in a SLICE.
 pub const SLICE_OVERHEAD: usize = 3 + 6;
-/// Bytes that a PACKET or SLICE with the flag LAST is shorter by, besides those of its headers.
+/// Number of bytes by which the flag LAST makes a PACKET or SLICE shorter, besides the bytes left
+/// out of its headers.
 pub const LAST_SAVES: usize = 2;
 /// Bytes before the chunk in a FRAGMENT.
 pub const FRAGMENT_OVERHEAD: usize = 3 + 6;
@@ -80,7 +81,8 @@ const FLAG_END: u8 = 0x10;
 const FLAG_ECN: u8 = 0x20;
 /// The flags and the fragment offset of the IPv4 header are folded: DF (PACKET, SLICE with LAST).
 const FLAG_DF: u8 = 0x40;
-/// Without a length, and with folded headers (PACKET, SLICE).
+/// Flag of a PACKET or SLICE that is the last frame of its record: it has no length, and its
+/// headers are folded.
 const FLAG_LAST: u8 = 0x80;
 
 /// A parsed frame. Ranges are positions in the arena.

@@ -16,14 +16,16 @@ use std::time::Duration;
 
 /// Interval between reports while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// With loss repair, time from a random loss to a report, so that it is answered soon,
+/// With loss repair, delay of the report after a random loss. It is short so that the sender reacts
+/// soon.
 const EARLY: Duration = Duration::from_millis(10);
-/// but not more often than this.
+/// Minimum interval between two such early reports.
 const EARLY_INTERVAL: Duration = Duration::from_millis(100);
 /// A datagram that is later than this many counters counts as lost, unless it arrives before the
 /// report.
 const HORIZON: u64 = 1024;
-/// Most probes in a row that are no losses: the search for an MTU takes up to eleven at once.
+/// Maximum number of consecutive probes that do not count as losses: the search for an MTU sends up
+/// to eleven in a row.
 const MOST_PROBES: u64 = 32;
 /// Minimum number of datagrams sent after the first of their batch for their absence to be
 /// significant.
@@ -47,8 +49,8 @@ pub struct Report {
     pub queueing_delay: u32,
     /// Received datagrams that were not the first of their GSO batch.
     pub received_later: u32,
-    /// Datagrams that are missing, and were not lost in a full queue ([`LossClassifier`]); less those that
-    /// arrived late. Zero without loss repair, as the following.
+    /// Missing datagrams that were not lost in a full queue ([`LossClassifier`]), less those that
+    /// arrived late. Zero without loss repair, like the following fields.
     pub random_losses: u32,
     /// Datagrams that are missing, and were lost in a full queue.
     pub congestion_losses: u32,
@@ -153,7 +155,8 @@ pub struct Receiver {
     delay_sum: u64,
     last_transit: u16,
     transit: i64,
-    /// Both ends repair losses. Boxed, so that peers that do not take less memory.
+    /// Present if both ends repair losses. Boxed, so that peers without loss repair take less
+    /// memory.
     classifier: Option<Box<LossClassifier>>,
     /// When to report a random loss.
     early: Option<Instant>,
@@ -402,8 +405,8 @@ impl Receiver {
         } else {
             self.enter(counter + 1, false);
         }
-        // The first datagram of a batch is lost for good once later ones of it are here. It is
-        // counted when the batch is first seen.
+        // The first datagram of a batch counts as lost once later datagrams of the batch have
+        // arrived. It is counted when the batch is first seen.
         let first = counter - u64::from(position).min(counter);
         if position > 0 && first >= self.next {
             self.report.lost_first = self.report.lost_first.saturating_add(1);

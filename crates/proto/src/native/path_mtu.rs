@@ -92,12 +92,12 @@ impl PathMtu {
         }
     }
 
-    /// UDP payload bytes that pass.
+    /// Returns the number of UDP payload bytes that pass.
     pub fn size(&self) -> usize {
         usize::from(self.confirmed)
     }
 
-    /// The same as the size of an IP packet: the path MTU in the usual sense.
+    /// Returns the path MTU in the usual sense: the size of an IP packet that passes, in bytes.
     pub fn mtu(&self) -> usize {
         self.size() + usize::from(self.overhead)
     }

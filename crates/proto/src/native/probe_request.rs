@@ -8,8 +8,8 @@ pub const MAX_ADDRESSES: usize = 2;
 /// The request of the symmetric end to the other end: the PORTS frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeRequest {
-    /// Number of open ports. Zero tells the requesting end that the other one is behind a symmetric
-    /// NAT too and will not probe.
+    /// Number of open ports. Zero is the answer of an end that is behind a symmetric NAT too and
+    /// will not probe.
     pub ports: u16,
     /// Outer addresses of the open ports; at most [`MAX_ADDRESSES`] of each family.
     pub addresses: Vec<IpAddr>,

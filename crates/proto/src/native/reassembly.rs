@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Maximum number of incomplete packets for each peer.
 const MAX_OPEN: usize = 8;
-/// How long a packet waits for its missing fragments.
+/// Time for which a packet waits for its missing fragments.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The incomplete packets of one peer.
@@ -95,7 +95,7 @@ impl Open {
             since: now,
             partial: fragment.partial,
             ecn: 0,
-            // Not `total`, which is only a claim of the peer.
+            // Do not allocate `total` bytes: that number is only a claim of the peer.
             bytes: Vec::with_capacity(fragment.total.min(4 * fragment.chunk.len())),
             pieces: Vec::new(),
         }
@@ -151,16 +151,17 @@ impl Open {
 /// Result of inserting a fragment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is the first of a packet, which is incomplete now.
+    /// The fragment is the first of its packet to arrive. The packet is incomplete now.
     Opened {
         /// Incomplete packets that were dropped for it.
         evicted: u64,
     },
-    /// It belongs to an incomplete packet.
+    /// The fragment belongs to a packet that is still incomplete.
     Joined,
-    /// It completed the packet.
+    /// The fragment completed its packet.
     Complete(Reassembled),
-    /// It contradicts the other fragments of its packet, or is too far from them.
+    /// The fragment contradicts the other fragments of its packet, or its counter is too far from
+    /// theirs.
     Contradiction,
 }
 

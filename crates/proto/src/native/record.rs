@@ -47,7 +47,7 @@ pub struct Envelope {
     pub size: usize,
     /// Send timestamp: fraction of a second in 1/65536.
     pub stamp: u16,
-    /// The same time.
+    /// Current time, from which `stamp` is derived.
     pub now: Instant,
     /// Whether the peer accepts slices and partial checksums.
     pub offload: bool,
@@ -437,7 +437,7 @@ impl<'a> RecordWriter<'a> {
             repairs && outgoing.repair.record(index, counter, &record[frames], now)
         })?;
         if ended {
-            // Without space for it the block has less parity, and no packet is lost.
+            // Without space for the parity, the block has less parity, but no packet is lost.
             let _ = self.parities(true);
         }
         Ok(())
@@ -525,11 +525,11 @@ impl<'a> RecordWriter<'a> {
 /// The form in which a packet is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// In a PACKET.
+    /// In one PACKET frame.
     Whole,
-    /// In a PACKET that is the last frame of its record.
+    /// In one PACKET frame that is the last frame of its record.
     Last(Fold),
-    /// In more than one record.
+    /// In parts, in more than one record.
     Parts,
 }
 

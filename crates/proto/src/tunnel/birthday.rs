@@ -211,7 +211,7 @@ impl Tunnel {
         };
         envelope.destination.address = *first;
         envelope.destination.source = None;
-        // In a GSO run of its own.
+        // The probe is a GSO run of its own.
         envelope.gso = false;
         // Probes have a limit of their own.
         let mut outgoing = Outgoing::default();

@@ -36,9 +36,10 @@ enum Scope {
     PathInUse,
     /// The path in use and all candidates.
     Everywhere,
-    /// The same, but NATs that the peer is probably behind get an opener at first.
+    /// The destinations of `Everywhere`, but NATs that the peer is probably behind get an opener
+    /// first.
     OpenersFirst,
-    /// The same without these NATs.
+    /// The destinations of `Everywhere` without these NATs.
     WithoutNats,
 }
 
@@ -609,7 +610,7 @@ fn openers(peer: &Peer) -> Vec<Destination> {
 }
 
 impl Opening {
-    /// Those among `destinations` that get an opener.
+    /// Returns the subset of `destinations` that gets an opener.
     fn of(destinations: &[Destination], now: Instant) -> Option<Opening> {
         let openers = destinations.iter().filter(|to| to.hop_limit.is_some());
         let whole = openers.map(|to| Destination {

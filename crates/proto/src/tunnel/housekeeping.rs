@@ -33,7 +33,7 @@ impl Tunnel {
             if at > now.mono {
                 return false;
             }
-            // One peer at a time, and only if all that it may send is sure to fit.
+            // Handle one peer at a time, and only if everything that it may send certainly fits.
             if outbox.remaining() < 4 * crate::batch::MAX_READ {
                 return true;
             }
@@ -199,10 +199,10 @@ impl Tunnel {
         if report.is_some() || probe.is_some() || parity {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
-            // There is space (see `poll`). If there were none, the next interval would send
-            // another.
+            // There is space (see `poll`). If there were none, the next interval would send another
+            // report.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
-            // Without space for it the block has no parity, and no packet is lost.
+            // Without space for the parity, the block has none, but no packet is lost.
             let protected = writer.parity().unwrap_or(false);
             let sends = report.is_some() || probe.is_some() || protected;
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
@@ -267,7 +267,7 @@ impl Tunnel {
         [
             peer.timers.next().map(|(at, _)| at),
             peer.handshake.opening_ends_at(),
-            // Without packets there is no probing, even if a search has been started.
+            // Without traffic there is no probing, even if a search has started.
             (native && validated && probe.max(now) < peer.path.active_until).then_some(probe),
             peer.path
                 .outgoing
@@ -306,7 +306,7 @@ impl Tunnel {
         let at = at.max(earliest);
         let scheduled = peer.scheduled;
         if scheduled.is_none_or(|scheduled| at < scheduled) {
-            // One entry for each peer, or outdated entries would pile up.
+            // Keep one entry for each peer; otherwise outdated entries would pile up.
             if let Some(scheduled) = scheduled {
                 self.wakeups.remove(&(scheduled, id));
             }

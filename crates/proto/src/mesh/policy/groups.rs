@@ -177,8 +177,8 @@ impl Access {
         }
     }
 
-    /// The filters for traffic from another member and the devices behind it to this host and the
-    /// devices behind it; `receivers` are those of the same rules.
+    /// Returns the filters for traffic from `from` and the devices behind it to this host and the
+    /// devices behind it. `receivers` must be those of the same rules.
     pub fn filters(&self, receivers: &Receivers, from: &Member) -> Filters {
         if self.own.is_none() || (self.devices.is_empty() && from.devices.is_empty()) {
             let own = Destinations::Only(receivers.own.clone());
