@@ -89,10 +89,11 @@ struct Coordinators {
 }
 
 impl Client {
-    /// Creates a client of the coordinator at `url`, whose certificate must be the one of `pin` or, without a
-    /// pin, valid for its name by the system's roots. Other coordinators of the mesh ([`Self::set_others`])
-    /// must present the same for the same name, so that the source of their addresses cannot make this host
-    /// trust another server. A member authenticates with its credential. `web_proxies` are used for all of them.
+    /// Creates a client of the coordinator at `url`. The coordinator's certificate must match `pin`
+    /// or, without a pin, be valid for its name by the system's roots. Other coordinators of the
+    /// mesh ([`Self::set_others`]) must satisfy the same condition for the same name, so that the
+    /// source of their addresses cannot make this host trust another server. A member authenticates
+    /// with its credential. `web_proxies` are used for all coordinators.
     ///
     /// # Errors
     /// [`ClientError::Tls`].

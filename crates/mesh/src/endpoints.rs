@@ -119,7 +119,7 @@ impl Host<'_> {
         let rank = match address {
             _ if self.sources.contains(&ip) => 0,
             address if self.bridges.contains(&address.index) => 3,
-            // These expire before the others.
+            // Temporary and deprecated addresses rank lower, because they expire first.
             Address {
                 temporary: true, ..
             }
@@ -144,7 +144,7 @@ pub fn any_port(destination: SocketAddr) -> SocketAddr {
 pub fn is_routable(ip: IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-        // Without its scope it is meaningless to others.
+        // A link-local address is meaningless to other hosts.
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
     let is_proxied = proxied::id(ip).is_some();

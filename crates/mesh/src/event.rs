@@ -22,7 +22,7 @@ pub enum AgentEvent {
     Changes {
         /// Revision after these changes.
         revision: u64,
-        /// To be applied in this order.
+        /// Changes of the membership, to be applied in this order.
         changes: Vec<Change>,
     },
     /// Changed conflicts of members' keys.
@@ -67,7 +67,7 @@ pub enum AgentEvent {
     Relay {
         /// Its address.
         address: String,
-        /// How it answers, or why it does not.
+        /// How the relay answers, or why it does not.
         state: Result<RelayAnswer, String>,
     },
     /// A new transport for the worker's loop.
@@ -85,12 +85,12 @@ pub enum WorkerEvent {
     Sought {
         /// The member.
         key: PublicKey,
-        /// It was reached before: its path is lost.
+        /// Whether the member was reached before, so that its path is lost.
         lost: bool,
         /// Whether to have the coordinator call it.
         calls: bool,
     },
-    /// How a member is reached, as requested.
+    /// How a member is reached: the answer to a request.
     Reached(PublicKey, Reachability),
 }
 
@@ -99,13 +99,13 @@ pub enum WorkerEvent {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Contact {
-    /// Not contacted yet.
+    /// The coordinator was not contacted yet.
     Starting,
-    /// It answers.
+    /// The coordinator answers.
     Connected,
-    /// It does not answer, for this reason; the members are the last known ones.
+    /// The coordinator does not answer, for this reason. The last known members are used.
     Lost(String),
-    /// It does not know this host as a member any more.
+    /// The coordinator no longer knows this host as a member.
     Revoked,
 }
 
@@ -114,7 +114,7 @@ pub enum Contact {
 pub struct RelayAnswer {
     /// Time until the answer.
     pub rtt: Duration,
-    /// Over TLS, because it does not answer over UDP.
+    /// Whether the relay answered over TLS, because it does not answer over UDP.
     pub by_tls: bool,
 }
 

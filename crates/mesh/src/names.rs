@@ -46,9 +46,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
-    /// By this resolver: `systemd-resolved`, `resolv.conf`, `resolvconf`.
+    /// Through this resolver: `systemd-resolved`, `resolv.conf` or `resolvconf`.
     By(String),
-    /// Not at all, for this reason.
+    /// Names are not found, for this reason.
     Off(String),
 }
 

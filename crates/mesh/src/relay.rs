@@ -1,9 +1,9 @@
 //! Client of relays: for each member without a direct path, it requests and binds the pair's port periodically,
 //! from the tunnel's socket ([`seikan_proto::mesh::relay`]), while the port is needed.
 //!
-//! Two relays serve a pair if there are as many, so that one can fail: both ends choose the same two
-//! ([`in_turn`]). A direct path has a head start before a relay is used at all, and UDP one before TLS
-//! ([`streams`]). A relay over TLS is reached through a proxied transport.
+//! If there are at least two relays, two of them serve each pair, so that one can fail. Both ends
+//! choose the same two ([`in_turn`]). A direct path has a head start before a relay is used at all,
+//! and UDP one before TLS ([`streams`]). A relay over TLS is reached through a proxied transport.
 
 mod streams;
 
@@ -42,7 +42,7 @@ const BIND_EVERY: Duration = Duration::from_secs(20);
 /// Number of checks of a member at a relay when both may be bound, and their interval.
 const CHECKS: u32 = 4;
 const CHECK_EVERY: Duration = Duration::from_millis(550);
-/// How long a member that does not answer is waited for at a relay after it was reported.
+/// Time after a member was reported as not answering for which it is waited for at a relay.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
 /// Timeout of the worker's answer how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
@@ -239,7 +239,7 @@ impl<'a> Relays<'a> {
     async fn is_needed(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         pair.reached.set(None);
         self.shared.send(AgentEvent::Reached(key))?;
-        // Without an answer the loop is busy, and the state does not change.
+        // Without an answer, the worker's loop is busy, and the state does not change.
         let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
         Ok(match pair.reached.get() {
             Some(Reachability::Direct) => false,
@@ -371,7 +371,7 @@ impl<'a> Relays<'a> {
         by_tls.map_err(|by_tls| Failure::Reason(format!("{by_udp}; by TLS: {by_tls}")))
     }
 
-    /// The same over TLS only.
+    /// Binds likewise, but over TLS only.
     async fn bind_by_tls(
         &self,
         relay: &Relay,
@@ -420,7 +420,7 @@ impl<'a> Relays<'a> {
                 }
             };
             answers.set(true);
-            // Over one family only: a relay knows a side by its last binding.
+            // Bind over one family only, because a relay knows a side by its last binding.
             match split(self.ask(relay, key, at).await)? {
                 Ok(Some(answer)) => {
                     let (port, by_tls) = (at.port(), false);

@@ -70,7 +70,7 @@ pub(crate) enum RelayEvent {
     Sought(PublicKey),
     /// A member's relayed addresses may have changed.
     Moved(PublicKey),
-    /// How a member is reached, as requested.
+    /// How a member is reached: the answer to a request.
     Reached(PublicKey, Reachability),
 }
 

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 pub const LOG: &str = "mesh";
 /// Maximum number of servers whose STUN answers are accepted: two relays for each pair, and some more.
 const MAX_QUERIED: usize = 2048;
-/// How long answers of a server are accepted after a request.
+/// Time after a request for which answers of the server are accepted.
 const ANSWERS_ACCEPTED_FOR: Duration = Duration::from_secs(60);
 
 /// State of the mesh.

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an accepted change of a key is reported.
+/// Time for which an accepted change of a key is reported.
 const REPORT_CHANGE_FOR: Duration = Duration::from_secs(7 * 86_400);
 
 /// Keys and addresses by name.

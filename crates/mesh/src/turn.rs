@@ -51,7 +51,7 @@ pub(super) struct TurnAllocations<'a> {
     tls: RefCell<Option<Arc<ClientConfig>>>,
     /// Members without another path.
     needed: RefCell<BTreeSet<PublicKey>>,
-    /// Since when there has been no such member.
+    /// Time since which no member needs the server.
     unneeded: Cell<Option<Instant>>,
     changed: Notify,
     servers: RefCell<BTreeMap<String, ServerState>>,

@@ -225,11 +225,11 @@ impl fmt::Display for WebProxy {
 }
 
 impl WebProxy {
-    /// Connects to a server, given as https://HOST:PORT, whose name the proxy resolves. `http` connects to the
-    /// proxy.
+    /// Connects to a server, given as https://HOST:PORT, through the proxy, which resolves the
+    /// server's name. `http` makes the connection to the proxy.
     ///
     /// # Errors
-    /// All but those of [`WebProxies::from_env`].
+    /// All variants except those that [`WebProxies::from_env`] returns.
     pub(crate) async fn connect(
         &self,
         mut http: HttpConnector,

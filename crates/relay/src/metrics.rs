@@ -34,7 +34,8 @@ pub fn serve(listener: TcpListener, counters: Arc<Mutex<Counters>>) -> io::Resul
             match listener.accept() {
                 // A broken connection concerns its client only.
                 Ok((stream, _)) => drop(answer(stream, &counters)),
-                // For example out of descriptors. Another attempt at once would fail as well.
+                // For example, there are no descriptors left. An immediate retry would fail as
+                // well.
                 Err(_) => thread::sleep(TIMEOUT),
             }
         }

@@ -158,7 +158,7 @@ impl Table {
         self.run = run;
     }
 
-    /// Handles a run of datagrams. Returns whether the connection goes on.
+    /// Handles a run of datagrams. Returns whether the connection stays open.
     fn take_run(&mut self, id: u64, run: &Run, epoll: &Epoll, now: Now) -> bool {
         let Some(address) = self.streams.remote_address(id) else {
             return false;

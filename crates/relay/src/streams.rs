@@ -26,7 +26,7 @@ use crate::token;
 
 /// Time from the TCP connection to a valid ticket.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// One connection in this many may be unauthenticated.
+/// One in this many connections may be unauthenticated.
 const UNAUTHENTICATED_SHARE: usize = 4;
 /// Maximum number of unauthenticated connections from one source, which is an IPv4 address or an IPv6 /64.
 const UNAUTHENTICATED_PER_SOURCE: usize = 8;
@@ -145,7 +145,8 @@ impl Streams {
                     io::ErrorKind::WouldBlock => return,
                     // The client has closed the connection already.
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
-                    // Out of descriptors or memory. Another attempt at once would fail as well.
+                    // There are no descriptors or memory left. An immediate retry would fail as
+                    // well.
                     _ => {
                         self.suspended = epoll.delete(listener).is_ok();
                         return;

@@ -39,7 +39,7 @@ pub(crate) struct Table {
     by_number: HashMap<u64, usize>,
     /// Slots of the pairs, by port.
     ports: BTreeMap<u16, usize>,
-    /// Where the search for a free port continues, so that a port is not reused soon.
+    /// Port at which the next search for a free port starts, so that a port is not reused soon.
     next_port: u16,
     pub counters: Counters,
 }
@@ -292,7 +292,7 @@ fn hold(
     if side.holder.is_some() && side.holder == own.copied() {
         return;
     }
-    // The same host requested the port, so it still counts, now against this number.
+    // The same host requested the port, so the port still counts, now against this number.
     let requested = side.requested;
     release(side, holders, by_number);
     let index = *by_number.entry(number).or_insert_with(|| {

@@ -163,7 +163,7 @@ fn make(directory: &Path, path: &Path, whose: &str, names: &[String]) -> Result<
         .map_err(failed(directory))?;
     let temporary = directory.join(format!("{OWN}.{}", process::id()));
     let written = write_once(&temporary, path, text.as_bytes());
-    // The first error is more useful than that of the removal.
+    // The first error is more useful than an error of the removal.
     let _ = fs::remove_file(&temporary);
     written.map_err(failed(path))
 }

@@ -53,8 +53,8 @@ pub struct IpPacket {
     pub header_len: usize,
     /// Total length of the packet by its header, at most the buffer's.
     pub total_len: usize,
-    /// Whether it is a fragment: its transport header may be missing, and its length is not that of
-    /// the datagram.
+    /// Whether the packet is a fragment: its transport header may be missing, and its length is not
+    /// that of the whole datagram.
     pub fragment: bool,
     /// Whether it has IPv4 options or IPv6 extension headers.
     pub extended: bool,

@@ -10,11 +10,11 @@ use seikan_proto::mesh::{Change, Cursor, MAX_CALLS, Reason, Relay};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::MutexGuard;
 
-/// How long the coordinator holds a request for changes.
+/// Time for which the coordinator may hold a request for changes.
 const WAIT: Duration = Duration::from_secs(50);
 /// Minimum pause between an answer and the next request.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The same after [`IDLE_ANSWERS`] answers in a row that came sooner than this and were empty.
+/// Pause after [`IDLE_ANSWERS`] consecutive answers that were empty and came sooner than this.
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Early empty answers that are tolerated: each report of this host at its start ends a pending request.
 const IDLE_ANSWERS: u32 = 8;

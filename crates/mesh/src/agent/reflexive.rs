@@ -82,7 +82,8 @@ impl Agent {
                 }
             };
             drop(requests);
-            // Also after an aborted round: the next one could not tell which results are old.
+            // End the round even if it was aborted. Otherwise the next round could not tell which
+            // results are old.
             round.end();
             if whole {
                 shared.set_reflexive(first_seen(&round));
@@ -250,13 +251,13 @@ fn pause(silent: u32) -> Duration {
 #[derive(Clone)]
 struct Server {
     view: View,
-    /// There is a route to the server.
+    /// Whether there is a route to the server.
     has_route: bool,
     /// Rounds in a row without an answer; a single loss says nothing about a NAT.
     misses: u32,
     /// The server has answered in this round.
     answered: bool,
-    /// The result of this round differs from the one before.
+    /// Whether the result of this round differs from that of the previous round.
     moved: bool,
 }
 

@@ -70,7 +70,7 @@ impl Agent {
                         pause.wait().await;
                     }
                 }
-                // Also a refused list again: there may be space since.
+                // Send a refused list again too: there may be space now.
                 let devices_are_due = key_is_due && self.devices.is_some();
                 if report_again || devices_are_due || !devices_reported {
                     devices_reported = self.report_devices(client, shared).await?;
@@ -129,7 +129,7 @@ impl Agent {
     /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
     pub(super) async fn call(&self, client: &Client, to_call: mpsc::Receiver<PublicKey>) {
         let call = async |key| {
-            // Without a coordinator no member can be called; the next initiation comes here again.
+            // If this fails, no member is called. The next initiation calls again.
             let _ = client.call(&Call { public_key: key }).await;
         };
         call_all(to_call, call).await;

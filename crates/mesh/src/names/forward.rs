@@ -30,7 +30,7 @@ const MAX_MESSAGE: usize = u16::MAX as usize;
 /// Servers for other names.
 #[derive(Clone, Debug)]
 pub enum Upstream {
-    /// None: such queries do not arrive here.
+    /// No server: such queries do not arrive here.
     Nobody,
     /// These servers.
     Servers(Vec<IpAddr>),

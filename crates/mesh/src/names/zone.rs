@@ -34,9 +34,9 @@ const MAX_DATAGRAM: u16 = 1232;
 /// Transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// In a datagram.
+    /// The query arrived in a datagram, and the answer must fit one.
     Udp,
-    /// Over a connection.
+    /// The query arrived over a connection.
     Tcp,
 }
 
@@ -292,7 +292,7 @@ impl Zone {
                 Some(vec![RData::PTR(PTR(DomainName::from_labels(labels).ok()?))])
             }
             (true, None) => None,
-            // There are names below it.
+            // There are names below this one.
             (false, _) => Some(Vec::new()),
         };
         let zone = reverse_zone(name, *net);
@@ -384,7 +384,7 @@ fn records(addresses: Vec<IpAddr>) -> Vec<RData> {
 /// Returns the reverse zone of a network: labels are whole bytes of IPv4, whole nibbles of IPv6.
 fn reverse_zone(name: &DomainName, net: IpNet) -> DomainName {
     let bits = if net.max_prefix_len() == 32 { 8 } else { 4 };
-    // In addition to the two labels of `in-addr.arpa` or `ip6.arpa`.
+    // The labels of the prefix, and the two labels of `in-addr.arpa` or `ip6.arpa`.
     name.trim_to(usize::from(net.prefix_len() / bits) + 2)
 }
 

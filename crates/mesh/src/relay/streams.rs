@@ -164,8 +164,8 @@ impl<'a> Streams<'a> {
     pub(super) fn give_up(&self, relay: &Relay, proxy: SocketAddr) -> String {
         let name = relay.address.to_string();
         let mut all = self.connections.borrow_mut();
-        // Another connection may have replaced it. One that has ended has no addresses, and knows its
-        // reason.
+        // Another connection may have replaced this one. A connection that has ended has no
+        // addresses, and knows the reason.
         let over = |connection: &Rc<RelayConnection>| {
             connection.has(proxy) || connection.ended.borrow().is_some()
         };
