@@ -353,7 +353,7 @@ fn check_allowed_ips(interface: &Interface, peers: &[Peer], reporter: &mut Repor
     let own: HashSet<_> = own.map(|at| IpNet::from(at.value.addr())).collect();
     let mut owners: HashMap<IpNet, (&Peer, usize)> = HashMap::new();
     for peer in peers {
-        // In Ethernet mode, a peer without them may use any address.
+        // In Ethernet mode, a peer without allowed IPs may use any address.
         if mode(interface) == Mode::Ip && !peer.allowed_ips.is_given() {
             let name = reporter.name(peer.allowed_ips.spec);
             reporter.warn(

@@ -117,7 +117,7 @@ pub struct Trust {
 pub struct GatewaySettings {
     /// The interface of the local network.
     pub interface: InterfaceName,
-    /// How packets reach the gateway.
+    /// Mode of the gateway: how packets of devices reach it.
     pub mode: GatewayMode,
     /// Prefixes of the overlay for which the gateway answers ARP and neighbour discovery
     /// (transparent mode only).
@@ -133,7 +133,7 @@ pub struct GatewaySettings {
     pub remotes: Vec<Remote>,
 }
 
-/// How packets of devices get to the gateway.
+/// How packets of devices reach the gateway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GatewayMode {
     /// The gateway reads the frames of the local network, and answers ARP and neighbour discovery.
@@ -213,10 +213,11 @@ pub enum CipherPreference {
 pub enum Repair {
     /// None.
     Off,
-    /// Where losses are random, with up to [`Self::AUTO`] percent more bytes.
+    /// Repair where losses are random, with up to [`Self::AUTO`] percent more bytes.
     #[default]
     Auto,
-    /// The same, with up to this many percent more bytes, from 1 to [`Self::MOST`].
+    /// Repair where losses are random, with up to this many percent more bytes, from 1 to
+    /// [`Self::MOST`].
     Percent(u8),
 }
 

@@ -38,7 +38,8 @@ fn checked<T>(
     value.map_err(|error| problem(format!("{message} {error}"), help))
 }
 
-/// Parsers of texts of which only one fault is told: name, type and function, the fault and the right form.
+/// Defines parsers that report one kind of fault: name, type and function, the fault, and the right
+/// form.
 macro_rules! parsers {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $parse:expr, $fault:literal, $help:expr;)*) => {
         $($(#[$doc])*

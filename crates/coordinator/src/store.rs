@@ -263,8 +263,8 @@ impl Store {
     ) -> Result<T, StoreError> {
         let found = self.read(&work);
         match found {
-            // Also if the copy was up to date now: the change may have arrived right after the
-            // first read.
+            // Read again even if the copy is up to date now: the change may have arrived right
+            // after the first read.
             Err(_) if self.catch_up()? => self.read(&work),
             found => found,
         }

@@ -186,7 +186,8 @@ impl<'a> Overlay<'a> {
 
     /// Returns whether a peer's allowed IPs contain the address.
     fn leads_to(&self, address: IpAddr) -> bool {
-        // By length, not prefix by prefix: thousands of remotes may meet thousands of prefixes.
+        // Look up each prefix length instead of comparing with every prefix: there may be thousands
+        // of remotes and of prefixes.
         let all = 0..=IpNet::from(address).prefix_len();
         let mut prefixes = all.filter_map(|length| IpNet::new(address, length).ok());
         prefixes.any(|prefix| self.prefixes.contains(&prefix.trunc()))

@@ -185,8 +185,8 @@ impl PacedStream {
         }
         match sleep.as_mut().poll(context) {
             Poll::Ready(()) => {
-                // Without this the kernel would keep its part of the answer while the client reads
-                // slowly.
+                // Without this option, the kernel would keep its part of the answer while the
+                // client reads slowly.
                 let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
                 Poll::Ready(Err(self.deadline.missed()))
             }
@@ -245,7 +245,7 @@ impl AsyncWrite for PacedStream {
 pub(super) struct AdmittedService<S> {
     service: S,
     deadline: Arc<Deadline>,
-    /// In total, and of its source.
+    /// Slots of the connection: one of all, and one of its source.
     _slot: Arc<[OwnedSemaphorePermit; 2]>,
 }
 

@@ -61,7 +61,7 @@ pub(super) struct App {
     pub answers: Answers,
     /// Epoch of a store that has none of its own.
     own_epoch: u64,
-    /// By [`Pool`].
+    /// Permits for jobs, by [`Pool`].
     pools: [Arc<Semaphore>; 3],
     /// Notified by the store when something has changed.
     store_changed: Arc<Notify>,
@@ -266,7 +266,7 @@ impl App {
         time: Duration,
     ) {
         subscriber.idle.store(false, Ordering::Relaxed);
-        // It also counts this request as waiting.
+        // Subscribing also counts this request as waiting.
         let mut progress = self.progress.subscribe();
         let has_changed = |p: &Progress| p.stopping || p.epoch != epoch || p.revision > since;
         let wakeup = async {

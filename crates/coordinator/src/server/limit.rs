@@ -32,7 +32,8 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(RECOVERY.as_secs() 
 
 /// Changes of endpoints of one member per minute, and as a burst. A roaming host has a few.
 const MOVES: NonZeroU32 = NonZeroU32::new(60).expect("not zero");
-/// Calls of one member per second. The burst is four times as many, as after a restart.
+/// Maximum number of calls by one member per second. The burst is four times as large, for example
+/// for a restart.
 const CALLS: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
 const CALL_BURST: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 
@@ -190,7 +191,7 @@ pub(super) struct Limits {
     pub slow_connections: AtomicU64,
     sources: Failures,
     logged_failures: DefaultDirectRateLimiter,
-    /// By [`RequestKind`].
+    /// Rate limiters of members, by [`RequestKind`].
     members: [DefaultKeyedRateLimiter<MemberId>; 3],
     connections: DefaultKeyedRateLimiter<Source>,
 }

@@ -202,7 +202,7 @@ async fn changes(
     allow(&app, id, RequestKind::Poll)?;
     let subscriber = app.subscriber(id);
     let open_request = subscriber.open_request().ok_or_else(Refused::too_often)?;
-    // A member that knows nothing, or that passes no wait, is answered at once.
+    // A member that knows nothing yet, or that does not ask to wait, is answered at once.
     if since > 0 && wait > 0 {
         let time = Duration::from_secs(wait.min(MAX_WAIT));
         app.wait_for_change(own, (since, current), &subscriber, time)

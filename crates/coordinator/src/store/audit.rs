@@ -115,7 +115,7 @@ pub(super) fn record(
     append::<KEPT>(mesh, time, change, subject, by)
 }
 
-/// Appends an entry to a log. It replaces the oldest one if there are as many as are kept.
+/// Appends an entry to a log. If the log is full (`KEPT` entries), it replaces the oldest one.
 fn append<const KEPT: u64>(
     mesh: &mut Mesh,
     time: u64,

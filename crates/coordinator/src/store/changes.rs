@@ -55,9 +55,9 @@ const DEVICE: usize = 128;
 const OWN_DEVICES: usize = MAX_DEVICES * (DEVICE + 66 * (1 + MAX_TAGS));
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
 const REMOVAL: usize = 47;
-/// Number of members and the devices behind them, and of removals likewise, after which no more are
-/// examined for one answer, visible or not. A whole answer, which needs no removals, may examine
-/// [`LIMIT`] more.
+/// Maximum number of members and their devices, and of removals, that are examined for one answer,
+/// whether or not they are visible. A whole answer, which needs no removals, may examine [`LIMIT`]
+/// more.
 pub(super) const MAX_ROWS: usize = 4 * MAX_MEMBERS;
 
 /// An answer to a poll.
@@ -188,7 +188,7 @@ pub(super) enum ChangeKind {
     Removal(PublicKey),
 }
 
-/// One more than fit into an answer, which shows that there are more.
+/// One more than fits into an answer, to detect that there are more.
 const LIMIT: usize = MAX_MEMBERS + 1;
 
 /// Returns the members after a revision that another one sees; examines at most `most_rows`.
@@ -224,7 +224,7 @@ pub(super) fn members_after(
 }
 
 fn cost_of(member: &Member) -> usize {
-    // With quotes and a comma.
+    // Each word also has quotes and a comma.
     let words = |name: &Name, tags: &[Name]| -> usize {
         let all = tags.iter().chain([name]);
         all.map(|word| word.as_str().len() + 3).sum()

@@ -35,9 +35,9 @@ const REPORTED: &str = "devices reported";
 /// A device as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceInfo {
-    /// It has addresses, and members receive it.
+    /// The device has addresses, and members receive it.
     Approved(Device),
-    /// It waits for approval.
+    /// The device waits for approval.
     Pending(Name),
 }
 
@@ -85,7 +85,7 @@ impl StoredDevice {
 pub(super) struct FormerDevice {
     name: Name,
     gateway: Name,
-    /// `None`: those of its gateway.
+    /// Tags of the device; `None`: those of its gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tags: Option<Vec<Name>>,
     /// The token of its gateway.
@@ -94,9 +94,9 @@ pub(super) struct FormerDevice {
 
 impl Store {
     /// Sets the devices behind a member: new ones are pending or approved at once, and those that
-    /// are not in the list are removed. A new one that is approved at once has the addresses of a
-    /// removed one with its name, if the gateway of that had joined with the same token. Returns
-    /// whether there was a change.
+    /// are not in the list are removed. A new device that is approved at once gets the addresses of
+    /// a removed device with the same name, if the gateway of the removed one had joined with the
+    /// same token. Returns whether there was a change.
     ///
     /// # Errors
     /// [`StoreError::OutOfBounds`] for more than [`MAX_DEVICES`], or a name that occurs twice;
@@ -160,8 +160,8 @@ impl Store {
         })
     }
 
-    /// Approves a device, with these tags; `None`: those of its gateway. Returns whether it was
-    /// pending, or had other tags.
+    /// Approves a device with these tags; `None`: the tags of its gateway. Returns whether the
+    /// device was pending or had other tags.
     ///
     /// # Errors
     /// [`StoreError::NoDevice`]; [`StoreError::OutOfBounds`] for more than [`MAX_TAGS`];
@@ -193,14 +193,14 @@ impl Store {
         )
     }
 
-    /// Approves a device as the one that was `from` before, at another gateway or with another name:
-    /// it gets the addresses of that, and its tags unless there are others in `tags`. Tags that were
-    /// those of the former gateway are replaced by those of the new one. `from` is pending if its
-    /// gateway still reports it.
+    /// Approves a device that was `from` before, at another gateway or with another name. It gets
+    /// the addresses of `from`, and its tags unless `tags` are given. If `from` had the tags of its
+    /// gateway, the device gets those of its new gateway. If its gateway still reports `from`, that
+    /// becomes pending.
     ///
     /// # Errors
-    /// As [`Self::approve_device`]; [`StoreError::NoAddresses`] if `from` has and had none, or
-    /// another has them.
+    /// As [`Self::approve_device`]; [`StoreError::NoAddresses`] if `from` never had addresses, or
+    /// another device has them now.
     pub fn move_device(
         &self,
         (from, name): (&DeviceName, &DeviceName),
@@ -334,8 +334,8 @@ fn find(mesh: &Mesh, name: &DeviceName) -> Result<(MemberRow, usize), StoreError
     found.ok_or_else(|| StoreError::NoDevice(name.clone()))
 }
 
-/// Takes the number of a device, which may have lost it. Returns it with the tags of the device,
-/// unless they were those of its gateway.
+/// Takes the number away from a device, or from the record of a removed one. Returns the number,
+/// and the tags of the device unless they were those of its gateway.
 fn take_over(mesh: &mut Mesh, name: &DeviceName) -> Result<(u32, Option<Vec<Name>>), StoreError> {
     if let Ok((gateway, at)) = find(mesh, name) {
         let mut devices = gateway.devices.clone();
@@ -449,7 +449,7 @@ pub(super) fn free<'a>(
     Ok(())
 }
 
-/// Returns the devices of a member; those that have its tags get new ones.
+/// Returns the devices of a member, in which devices with the member's tags have the new `tags`.
 pub(super) fn with_gateway_tags(gateway: &MemberRow, tags: &[Name]) -> Vec<StoredDevice> {
     let mut devices = gateway.devices.clone();
     for device in &mut devices {

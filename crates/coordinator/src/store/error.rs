@@ -15,7 +15,7 @@ pub enum StoreError {
         "the token is not valid: it may be mistyped, used up, expired or withdrawn; ask the operator for a new one"
     )]
     BadToken,
-    /// Another member has the name.
+    /// The name belongs to another member.
     #[error("the name {name} belongs to another member: choose another one")]
     NameTaken {
         /// The name.
@@ -57,7 +57,7 @@ pub enum StoreError {
         "{0} has no addresses, and those that it had are unknown or another's by now: approve without --from"
     )]
     NoAddresses(DeviceName),
-    /// The device needs no approval, so none can be taken back.
+    /// The device needs no approval, so there is none to withdraw.
     #[error(
         "{device} needs no approval, by the token of its gateway: run `seikan coordinator withdraw {token}` \
          first, or revoke the gateway"
@@ -74,7 +74,7 @@ pub enum StoreError {
         /// Maximum per hour.
         most: usize,
     },
-    /// The mesh has as many devices as it may.
+    /// The mesh has the maximum number of devices.
     #[error("the mesh has {most} devices, and cannot have more: remove some at their gateways")]
     DevicesFull {
         /// Maximum number.

@@ -47,8 +47,8 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Returns the files and folders that the settings name, and without a `ca` those of the
-    /// environment variables `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+    /// Returns the files and folders that the settings name. Without a `ca`, these include the
+    /// values of the environment variables `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     pub fn files(&self) -> Vec<PathBuf> {
         let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         let password = self.user.iter().map(|(_, file)| file);

@@ -173,7 +173,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     // Checked before anything is written: a file of a later version must stay as it is.
     let version = version(&connection, path)?;
     write_ahead(&connection)?;
-    // With the default, a power failure could lose a committed change.
+    // With the default setting, a power failure could lose a committed change.
     connection.pragma_update(None, "synchronous", "FULL")?;
     // Temporary folders may be inaccessible to the coordinator.
     connection.pragma_update(None, "temp_store", "MEMORY")?;

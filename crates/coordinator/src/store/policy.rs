@@ -90,8 +90,7 @@ impl Store {
 /// before it, unless it was away.
 const MAX_HISTORY: usize = 4;
 
-/// The latest policies: the difference of the former one to the next one decides what members
-/// receive.
+/// The latest policies. The difference between two consecutive ones decides what members receive.
 #[derive(Debug, Default)]
 pub(super) struct PolicyHistory(Mutex<VecDeque<PastPolicy>>);
 

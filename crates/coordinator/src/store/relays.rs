@@ -27,7 +27,7 @@ pub struct RelayInfo {
 }
 
 impl Store {
-    /// Adds a relay, or changes the kind, secret or TLS port of the one with this address, and
+    /// Adds a relay, or changes kind, secret or TLS port of the relay with this address, and
     /// notifies members. Adding the same relay again changes nothing.
     ///
     /// # Errors

@@ -196,7 +196,8 @@ pub(super) struct Head {
     pub highest: u32,
     /// Greatest id of a member. Ids are never reused.
     pub last_member: i64,
-    /// By which members verify every coordinator of a shared mesh; `None` before the first one.
+    /// Pin by which members verify every coordinator of a shared mesh; `None` before the first
+    /// coordinator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<Pin>,
 }
@@ -204,7 +205,7 @@ pub(super) struct Head {
 /// The policy.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PolicyRow {
-    /// As the administrator wrote it.
+    /// The policy, as the administrator wrote it.
     pub text: String,
     /// Revision of its latest change.
     pub revision: u64,
@@ -273,7 +274,7 @@ pub(super) struct MemberRow {
 /// rows are kept forever.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Former {
-    /// Of the change that ended it.
+    /// Revision of the change that ended the membership.
     pub revision: u64,
     /// The id of the member if it has the key still; otherwise 0.
     pub member: i64,
@@ -314,7 +315,7 @@ impl<const KEPT: u64> Logged<KEPT> {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Seen {
     pub member: i64,
-    /// In seconds since 1970.
+    /// Time in seconds since 1970.
     pub at: u64,
 }
 
@@ -342,7 +343,7 @@ impl From<Digest> for Bytes {
 
 impl fmt::Debug for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the secrets of relays.
+        // Leave out the rows: they contain secrets of relays.
         f.debug_struct("Mesh").finish_non_exhaustive()
     }
 }

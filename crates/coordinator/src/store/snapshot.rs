@@ -74,9 +74,9 @@ impl Store {
         })
     }
 
-    /// Makes a mesh in etcd from a snapshot; returns its number. Other coordinators see all of it
-    /// or nothing. `pin` is that of the certificate that members verify; `None` if a public CA
-    /// signed it. An interrupted import may be repeated.
+    /// Creates a mesh in etcd from a snapshot, and returns its number. Other coordinators see all
+    /// of it or nothing. `pin` belongs to the certificate that members verify; `None` if a public
+    /// CA signed that certificate. An interrupted import may be repeated.
     ///
     /// # Errors
     /// [`StoreError::NotEmpty`] if there is a mesh under the prefix; [`StoreError::NotASnapshot`],

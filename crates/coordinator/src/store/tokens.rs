@@ -63,7 +63,7 @@ impl TokenInfo {
         self.withdrawn.is_none() && self.expires.is_none_or(|end| now < end)
     }
 
-    /// Returns whether it has admitted as many hosts as it may.
+    /// Returns whether the token has admitted its maximum number of hosts.
     pub(super) fn is_used_up(&self) -> bool {
         self.uses.is_some_and(|uses| self.used >= u64::from(uses))
     }
@@ -126,7 +126,7 @@ impl Store {
         })
     }
 
-    /// Returns all tokens, the newest first, including those that admit nobody any more.
+    /// Returns all tokens, the newest first, including those that no longer admit hosts.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].

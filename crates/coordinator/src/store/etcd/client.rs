@@ -71,7 +71,7 @@ impl From<Status> for Fault {
             | Code::FailedPrecondition
             | Code::OutOfRange
             | Code::NotFound => Fault::Refused(text),
-            // Also an expired token: the next connection gets a new one.
+            // This includes an expired token: the next connection gets a new one.
             _ => Fault::Lost(text),
         }
     }

@@ -48,7 +48,8 @@ pub(in crate::store) struct Live(Mutex<Known>);
 struct Known {
     /// Members that poll here: the time of the latest poll, and the same in seconds since 1970.
     polling: BTreeMap<i64, (Instant, u64)>,
-    /// Those of `polling` whose key another coordinator has written since, or whose key is gone.
+    /// Members in `polling` whose key another coordinator has written since, or whose key was
+    /// deleted.
     elsewhere: BTreeSet<i64>,
     /// Members that polled elsewhere and poll here again.
     returned: BTreeSet<i64>,

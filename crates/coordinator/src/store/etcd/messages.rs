@@ -7,8 +7,8 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Header {
-    /// The same for all members of a cluster. Another cluster usually has another id, also one that
-    /// was restored with a new token.
+    /// Id of the cluster, the same for all of its members. Another cluster usually has another id,
+    /// including one that was restored with a new token.
     #[prost(uint64, tag = "1")]
     pub cluster_id: u64,
     /// Revision of the whole cluster, not of the mesh.

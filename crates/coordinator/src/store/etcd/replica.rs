@@ -62,7 +62,7 @@ pub(in crate::store) struct Replica {
     shared: Arc<Shared>,
     /// Waiting changes.
     jobs: Mutex<VecDeque<Job>>,
-    /// Held by the one thread that decides and proposes changes.
+    /// Held by the thread that decides and proposes changes.
     proposing: Mutex<()>,
     /// Start of the latest [`Self::catch_up`], and whether it succeeded.
     caught_up: Mutex<Option<(Instant, bool)>>,
@@ -291,7 +291,7 @@ impl Replica {
         response.ok_or_else(|| Fault::Refused(self.why_away()))
     }
 
-    /// The same if the state meets a condition then; otherwise returns `None`.
+    /// Likewise, but only if the state then meets a condition; otherwise returns `None`.
     fn ask_if<T, F>(
         &self,
         until: Instant,

@@ -105,7 +105,7 @@ impl Replica {
         // Changes of other threads may be part of the proposal.
         let deadline = deadline.max(Instant::now() + MIN_TIMEOUT);
         loop {
-            // Another thread may have proposed it meanwhile.
+            // Another thread may have proposed the change meanwhile.
             match answered.try_recv() {
                 Ok(outcome) => {
                     return outcome.and_then(|()| {
@@ -252,7 +252,7 @@ impl Replica {
             }) {
                 Ok(Some(done)) if done.succeeded => {
                     let revision = done.header.unwrap_or_default().revision;
-                    // It has succeeded, even if the copy is not updated in time.
+                    // The proposal has succeeded, even if the copy is not updated in time.
                     drop(self.wait(deadline, |state| state.head >= revision));
                     return Ok(Some(revision));
                 }

@@ -136,7 +136,7 @@ impl Replica {
         self.repair_by(Instant::now() + TIMEOUT)
     }
 
-    /// The same for a caller that holds `proposing`.
+    /// Repairs the mesh likewise, for a caller that holds `proposing`.
     pub(super) fn repair_by(&self, deadline: Instant) -> Result<(), StoreError> {
         loop {
             let (lost, epoch) = {

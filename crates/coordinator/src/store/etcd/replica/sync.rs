@@ -258,7 +258,7 @@ impl Shared {
             restored: keys.restored.unwrap_or(0),
             cluster,
         };
-        // There is no former state of another mesh.
+        // A mesh that differs from the one before has no former state, so nothing of it was lost.
         if before.mesh != state.epoch.mesh {
             state.lost = None;
         } else if before.mesh != 0 && (went_back || copy.head().revision < known.head().revision) {
@@ -369,11 +369,11 @@ impl From<StoreError> for End {
     }
 }
 
-/// The keys under `state/`, or those of them that have changed.
+/// All keys under `state/`, or only the changed ones.
 #[derive(Default)]
 struct StateKeys {
     rows: Rows,
-    /// With its revision.
+    /// The head, with its revision.
     head: Option<(i64, Head)>,
     mesh: Option<u64>,
     restored: Option<u64>,
