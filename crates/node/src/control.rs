@@ -148,8 +148,8 @@ impl Control {
         self.record.log = log;
     }
 
-    /// From now on another process removes the sockets and releases the name. Returns whether it has to remove a
-    /// socket for `wg`.
+    /// Leaves the removal of the sockets and the release of the name to another process. Returns
+    /// whether that process has to remove a socket for `wg`.
     pub fn leave_sockets(&mut self) -> bool {
         let mut uapi = false;
         for listener in &mut self.listeners {
@@ -203,7 +203,7 @@ impl Control {
         } else {
             MAX_METRICS
         };
-        // Over the limit, the new client is closed at once.
+        // Above the limit, the new client is closed at once.
         if self.clients.values().filter(same_kind).count() < most
             && epoll
                 .add(&client.stream, self.next_token, client.interest)

@@ -8,8 +8,8 @@ pub trait Dialogue: Send {
     /// Consumes input of the client and returns the number of bytes consumed. The rest is passed again with the
     /// bytes that follow it.
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;
-    /// In [`Phase::Replying`]: appends the next piece of the reply. In [`Phase::Waiting`]: appends the reply
-    /// once it is known.
+    /// Appends to `output`: in [`Phase::Replying`] the next piece of the reply, in
+    /// [`Phase::Waiting`] the reply once it is known.
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output);
     /// Returns the current state.
     fn phase(&self) -> Phase;

@@ -27,7 +27,7 @@ use std::path::Path;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
-/// Most requests that wait for the worker.
+/// Maximum number of requests that wait for the worker.
 const MAX_REQUESTS: usize = 16;
 
 /// Why a tunnel cannot start or continue in a program.
@@ -115,8 +115,8 @@ impl Requester {
     }
 }
 
-/// Starts a tunnel and runs it until its stack ends. `started` is called once, when the tunnel is usable. The network namespace
-/// is that of the calling thread.
+/// Starts a tunnel and runs it until its stack ends. `started` is called once, when the tunnel is
+/// usable. The tunnel uses the network namespace of the calling thread.
 ///
 /// # Errors
 /// See [`EmbeddedError`].

@@ -88,7 +88,8 @@ impl FormerSessions {
         self.0.retain(|key, endpoint| resume(key, endpoint));
     }
 
-    /// Starts a handshake with a member, once, if it had a session. Its addresses are those of the coordinator.
+    /// Starts a handshake with a member once, if it had a session before the restart. Its addresses
+    /// come from the coordinator.
     pub fn resume_member(&mut self, tunnel: &mut Tunnel, id: PeerId, key: &PublicKey) {
         if self.0.remove(key).is_some() {
             tunnel.resume(now().mono, id, None);

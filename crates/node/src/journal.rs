@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a clean-up after a killed daemon is waited for.
+/// Maximum time to wait for the clean-up after a killed daemon.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Another process has the journal.
+    /// Another process uses the journal.
     #[error(
         "cannot clean up after {name}: another process{} has its journal; wait until it has ended, and try again",
         pid.map(|pid| format!(" (of {pid})")).unwrap_or_default()
@@ -252,7 +252,7 @@ pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) 
             first(&changes);
             take_back(changes)
         }
-        // Another instance was faster.
+        // Another instance has taken the journal first.
         _ => return Vec::new(),
     };
     let _ = fs::remove_file(path);

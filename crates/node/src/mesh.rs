@@ -241,7 +241,8 @@ impl<'a> Mesh<'a> {
                 present,
             }) => {
                 let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
-                // Proxied addresses are those of transports.
+                // Proxied addresses belong to this host's transports, so the rules do not apply to
+                // them.
                 let all: Vec<_> = usable.chain(proxies).collect();
                 take_relays(node, &key, &all, present);
             }

@@ -73,7 +73,7 @@ pub struct Leaving {
 pub struct Sealed {
     /// Members of the mesh are found by name.
     pub names: bool,
-    /// There is a socket for `wg`.
+    /// Whether there is a socket for `wg`.
     pub uapi: bool,
 }
 
@@ -94,16 +94,16 @@ pub enum Reply {
 /// Why the monitor did not fulfil a request.
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
-    /// It could not be started.
+    /// The monitor could not be started.
     #[error("cannot start the monitor, which keeps the tunnel's privileges: {0}")]
     Start(io::Error),
-    /// It has ended.
+    /// The monitor has ended.
     #[error(
         "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to clean up"
     )]
     Gone(io::Error),
-    /// It refused the request.
-    #[error("the monitor refuses: {0}")]
+    /// The monitor refused the request.
+    #[error("the monitor refused the request: {0}")]
     Refused(String),
     /// A hook failed.
     #[error(transparent)]
@@ -166,7 +166,8 @@ impl Monitor {
         }
     }
 
-    /// From now on the monitor accepts only [`Self::reload`], [`Self::leave`] and [`Self::end`].
+    /// Seals the monitor: from now on it accepts only [`Self::reload`], [`Self::leave`] and
+    /// [`Self::end`].
     ///
     /// # Errors
     /// The monitor has ended.

@@ -57,7 +57,7 @@ pub struct NetworkMonitor {
     settling: bool,
     /// Changes of the current burst.
     burst: Burst,
-    /// None without an interface.
+    /// Absent if the tunnel has no interface.
     restorer: Option<Restorer>,
     names: Vec<NamedPeer>,
     resolver: Option<Resolver>,
@@ -93,7 +93,7 @@ struct Resolver {
     wake: UnixStream,
     queries: SyncSender<Query>,
     answers: Receiver<Answer>,
-    /// It is resolving a name.
+    /// Whether the thread is resolving a name.
     busy: bool,
 }
 
@@ -101,8 +101,8 @@ type Query = (PublicKey, Endpoint);
 type Answer = (PublicKey, Option<SocketAddr>);
 
 impl NetworkMonitor {
-    /// Starts monitoring. `settings` are those that the tunnel has set up. Must be called after privileges were
-    /// dropped, since it may start a thread.
+    /// Starts monitoring. `settings` are the addresses, routes and rules that the tunnel has set
+    /// up. Must be called after privileges were dropped, since it may start a thread.
     pub fn new(
         config: &Config,
         settings: Settings,
@@ -279,7 +279,8 @@ fn forget_sources(node: &mut Node) {
     }
 }
 
-/// Sends members of the mesh a datagram from the new address, the fastest way to tell them.
+/// Sends members of the mesh a datagram from the new address. They learn the address fastest this
+/// way.
 fn announce_to_members(node: &mut Node) {
     let Some(mesh) = &node.mesh else { return };
     let members: Vec<_> = mesh.members.keys().copied().collect();

@@ -39,7 +39,7 @@ pub(crate) fn remove_table(table: &str) -> io::Result<()> {
     )) {
         // Without the program the table was never created.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Without support in the kernel, neither.
+        // Without support in the kernel, the table was not created either.
         Err(error) if error.to_string().contains("not supported") => Ok(()),
         other => other,
     }

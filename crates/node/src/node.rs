@@ -42,7 +42,7 @@ const OUTBOX_BYTES: usize = 2 << 20;
 /// x 1392 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
 /// limit for headers.
 const GSO_MAX_SIZE: u32 = 44 * 1392 + 320;
-/// The same for Ethernet frames, whose headers each record repeats.
+/// Maximum size of super-packets in Ethernet mode. Each record repeats the Ethernet header.
 const GSO_MAX_SIZE_ETHERNET: u32 = GSO_MAX_SIZE - 44 * ethernet::HEADER_LEN as u32;
 /// The kernel's default (`GSO_LEGACY_MAX_SIZE`).
 const GSO_UNLIMITED: u32 = 65_536;
@@ -76,7 +76,7 @@ pub enum NodeError {
     },
 }
 
-/// How many packets or datagrams each call moved.
+/// Distributions of the number of packets or datagrams per system call.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct BatchSizes {
     /// Reads of the TUN device per batch.
@@ -94,7 +94,7 @@ pub struct BatchSizes {
 pub struct Restorations {
     /// Addresses, routes and rules that were added again.
     pub count: u64,
-    /// Another program keeps removing them, so the tunnel has given up for now.
+    /// Whether another program keeps removing them, so that restoring is paused.
     pub contested: bool,
 }
 
@@ -291,7 +291,7 @@ impl Node {
                 Protocol::Native => SMALL_DATAGRAM,
                 Protocol::WireGuard => JUMBO_DATAGRAM,
             };
-            // Also of a tunnel without an interface.
+            // This applies also to a tunnel without an interface.
             let own = self.tunnel.inner_mtu() + SEALED;
             mtus.max().unwrap_or(0).max(own).max(always)
         });
@@ -357,7 +357,8 @@ pub(crate) fn tun_options(config: &Config) -> TunOptions {
 const SEALED: u32 = 16 + 15 + 16;
 /// Datagrams up to this length are never filtered, since interfaces may receive somewhat more than their MTU.
 const SMALL_DATAGRAM: u32 = 2048;
-/// The same for WireGuard: jumbo frames of 9,216 bytes.
+/// With WireGuard's protocol, datagrams up to this length are never filtered: jumbo frames of 9,216
+/// bytes.
 const JUMBO_DATAGRAM: u32 = 9216;
 /// `ARPHRD_LOOPBACK` (include/uapi/linux/if_arp.h).
 const LOOPBACK: u16 = 772;

@@ -193,7 +193,7 @@ impl Running {
                 persistent_keepalive: peer.persistent_keepalive,
             });
         }
-        // In the order of the file, new ones last.
+        // Peers keep the order of the file, and new ones come last.
         let position = |peer: &PeerConfig| {
             let mut keys = config.peers.iter().map(|before| before.public_key);
             keys.position(|key| key == peer.public_key)

@@ -143,7 +143,8 @@ impl Sockets {
         &self.options
     }
 
-    /// Returns the socket for an address: the kept punch socket, else that of the tunnel's port.
+    /// Returns the socket for an address: the kept punch socket if there is one, otherwise the
+    /// socket of the tunnel's port.
     #[inline]
     pub(crate) fn towards(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
         self.punch.to(address, peer).or(match address {

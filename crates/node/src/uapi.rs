@@ -29,7 +29,7 @@ pub const MAX_REQUEST: usize = 64 << 20;
 /// Why a request was refused, as the errno that the client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Not a line of this protocol (EPROTO).
+    /// The line does not belong to this protocol (EPROTO).
     Protocol,
     /// An unknown key, or an invalid value (EINVAL).
     Invalid,

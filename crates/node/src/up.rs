@@ -733,9 +733,9 @@ const STAYS_ROOT: &str = "the tunnel works, but an attacker who takes it over co
 
 /// Capabilities that a daemon keeps.
 enum Keep {
-    /// These and `CAP_NET_ADMIN`.
+    /// Keep these and `CAP_NET_ADMIN`.
     AndNetAdmin(Vec<Capability>),
-    /// These, as far as it has them.
+    /// Keep only these, as far as the process has them.
     Only(Vec<Capability>),
 }
 
@@ -755,7 +755,7 @@ fn give_up_privileges(
         },
     };
     match drop_to(identity) {
-        // In a user namespace without that user, or without the capabilities.
+        // The process runs in a user namespace without that user, or without the capabilities.
         Err(error @ PrivilegeError::Become { .. }) => {
             let warning =
                 Diagnostic::new(Severity::Warning, config.name.as_str(), error.to_string());

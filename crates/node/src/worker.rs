@@ -39,7 +39,7 @@ const RECEIVE_BUFFERS: usize = 64;
 const RECEIVE_BUFFERS_MERGED: usize = 8;
 /// Mean bytes per buffer above which GRO merges.
 const MERGED_BYTES: usize = 4096;
-/// How long the worker waits for a full send buffer before it drops the datagrams.
+/// Maximum time for which the worker waits for a full send buffer before it drops datagrams.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
 
 const TOKEN_V4: u64 = 0;

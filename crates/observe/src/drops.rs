@@ -65,7 +65,7 @@ drop_reasons! {
     BadMac1 = "bad_mac1",
     /// Under load: a handshake message without a valid cookie; a cookie reply was sent.
     CookieRequired = "cookie_required",
-    /// Under load: this source sends more handshakes than its share.
+    /// Under load: this source sent more handshakes than its share.
     RateLimited = "rate_limited",
     /// A handshake message does not decrypt, or its answer is late.
     BadHandshake = "bad_handshake",
@@ -114,9 +114,9 @@ drop_reasons! {
     DeviceMismatch = "device_mismatch",
     /// The device's MAC address or its address on the local network is unknown.
     DeviceUnresolved = "device_unresolved",
-    /// None of the device's `allow-to` rules lets it reach this.
+    /// None of the device's `allow-to` rules allows this destination.
     DeniedTo = "denied_to",
-    /// None of the device's `allow-from` rules lets this reach it.
+    /// None of the device's `allow-from` rules allows this source.
     DeniedFrom = "denied_from",
     /// A device used the overlay address of a remote that is mapped to another address for devices.
     ShownOtherwise = "shown_otherwise",
@@ -147,7 +147,8 @@ drop_reasons! {
     Fragment = "fragment",
     /// In user space: the transport checksum is wrong.
     BadChecksum = "bad_checksum",
-    /// In user space: no service takes packets of this protocol and port; the sender was told.
+    /// In user space: no service accepts packets of this protocol and port; the sender was
+    /// notified.
     NoService = "no_service",
     /// In user space: the limit of connections and UDP flows is reached.
     FlowLimit = "flow_limit",

@@ -22,7 +22,7 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// How many values were added.
+    /// Returns the number of values added.
     pub fn count(&self) -> u64 {
         self.count
     }

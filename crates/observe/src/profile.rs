@@ -27,7 +27,7 @@ pub struct Share {
     pub symbol: String,
     /// Its purpose.
     pub stage: Stage,
-    /// From 0 to 1.
+    /// Share of the samples, 0 to 1.
     pub share: f64,
 }
 

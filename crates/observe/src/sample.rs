@@ -44,7 +44,7 @@ pub enum Subject {
     Probe,
 }
 
-/// As in recordings: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
+/// Writes a subject as in recordings: `host`, `cpu:1`, `link:tun0`, `thread:4711/4712`.
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -114,11 +114,11 @@ impl Key {
     }
 }
 
-/// How a value changes.
+/// Whether a value is a counter or a gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It only grows; the increase counts.
+    /// The value only grows; its increase is the information.
     Counter,
     /// The current value counts.
     Gauge,
@@ -136,7 +136,7 @@ pub struct Sample {
 /// The readings of one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// How it changes.
+    /// Whether the value is a counter or a gauge.
     pub kind: Kind,
     /// Index of the sample, and the value; ascending. A subject may appear late and disappear
     /// early.

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 /// Timeout of a request with its reply, and of an idle connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same for metrics, which hosts outside may be able to reach.
+/// Timeout of a metrics client, which may be another host.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A stream of either kind.

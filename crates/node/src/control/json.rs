@@ -47,7 +47,7 @@ pub enum Request {
     },
     /// Adopt another private key, and keep all sessions.
     Rotate {
-        /// In base64.
+        /// The new private key in base64.
         private_key: Secret,
     },
 }

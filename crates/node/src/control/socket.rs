@@ -28,7 +28,7 @@ pub const STATE_DIR_VARIABLE: &str = "SEIKAN_STATE_DIR";
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Another Seikan has the name.
+    /// Another instance of Seikan uses the name.
     #[error(
         "`{name}` is running already{}: names are unique on a host, also across network \
          namespaces; stop it with `seikan down {name}`, or choose another name",
@@ -165,11 +165,12 @@ impl RuntimeDirs {
         let user = user_id();
         let own = RuntimeDirs::of_user(user);
         let is_here = match name {
-            // One that is down has its state.
+            // An instance that is down still has its state.
             Some(name) => own.lock(name).exists() || own.state.join(name).exists(),
             None => own.names().is_ok_and(|names| !names.is_empty()),
         };
-        // The directory of the sockets for `wg` tells them from others in a directory that a variable names.
+        // A variable may name any directory. The directory of the sockets for `wg` shows that
+        // Seikan uses it.
         if is_here && is_private(&own.run, user) && own.wireguard.exists() {
             own
         } else {
@@ -284,7 +285,7 @@ fn is_private(path: &Path, user: u32) -> bool {
 pub struct Lock {
     file: File,
     path: PathBuf,
-    /// Another process removes the file.
+    /// Whether another process removes the file.
     is_left: bool,
 }
 
@@ -342,7 +343,7 @@ impl Lock {
         }
     }
 
-    /// From now on another process removes the file.
+    /// Leaves the removal of the file to another process.
     pub fn leave_file(&mut self) {
         self.is_left = true;
     }
@@ -370,7 +371,7 @@ pub struct Listener {
     /// The socket, in non-blocking mode.
     pub socket: UnixListener,
     path: PathBuf,
-    /// Another process removes the file.
+    /// Whether another process removes the file.
     is_left: bool,
 }
 
@@ -408,8 +409,8 @@ impl Listener {
         })
     }
 
-    /// Takes over a listening socket that another program has bound. Its file is removed only if it is that of
-    /// `usual`; else that program has to remove it.
+    /// Takes over a listening socket that another program has bound. The file of the socket is
+    /// removed only if it is `usual`; otherwise that program has to remove it.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking.
@@ -429,7 +430,8 @@ impl Listener {
         })
     }
 
-    /// From now on another process removes the file. Returns whether it has to: not that of another program.
+    /// Leaves the removal of the file to another process. Returns whether there is a file to
+    /// remove: one that another program has bound stays.
     pub fn leave_file(&mut self) -> bool {
         !std::mem::replace(&mut self.is_left, true)
     }

@@ -36,7 +36,8 @@ pub struct Queue {
     pub interface: String,
     /// The queue, such as `rx-0`.
     pub queue: String,
-    /// Processors that packets are spread to (RPS); if empty, the one that handles the interrupt.
+    /// Processors that packets are spread to (RPS). If empty, the processor that handles the
+    /// interrupt processes them.
     pub cpus: Vec<u32>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Destination {
     Tun(Option<DeviceId>),
     /// A device on the local network.
     Lan(DeviceId),
-    /// None: it is dropped.
+    /// The packet has no destination and is dropped.
     Dropped(DropReason),
 }
 
@@ -50,7 +50,8 @@ impl GatewayNode {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Determines the destination of a write of the inbox, and translates its addresses to those of that side.
+    /// Determines the destination of a write of the inbox, and translates its addresses for the
+    /// side of the destination.
     pub(crate) fn destination(
         &mut self,
         inbox: &mut Inbox,

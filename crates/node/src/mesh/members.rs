@@ -44,7 +44,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
             .insert(key, "a peer with its key was added by hand");
         return;
     }
-    // Or the peer was removed by hand.
+    // Also if the peer was removed by hand.
     let has_moved = |before: &Member| !before.all_addresses().eq(member.all_addresses());
     let moved = peer.is_none() || before.is_none_or(has_moved);
     // The filter of a gateway's peer takes a while, and most changes are of endpoints.
@@ -112,7 +112,7 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
         (_, None) => {}
     }
     set(node, member, rules);
-    // A policy of the same answer waits for the former key.
+    // A policy in the same answer was set for the former key.
     filter(node, &key);
 }
 

@@ -158,7 +158,7 @@ impl<'a> Keeper<'a> {
             // If both processes were killed, the next note would report the missing clean-up.
             let _ = Notes::will_do(&mut self.journal, Change::Hooks);
         }
-        // Set before they run: the hooks of the end undo the effects of those that fail half way.
+        // Set before the hooks run: if one fails half-way, the hooks of the end undo its effects.
         self.reached = Some(moment);
         match hooks::run(self.config, moment) {
             Ok(()) => Reply::Done,
@@ -170,7 +170,7 @@ impl<'a> Keeper<'a> {
         self.has_left = true;
         // A reload would change the tunnel that ends.
         self.reload = Reload::default();
-        // Without the note, peers notice the restart by themselves.
+        // If the note cannot be written, peers notice the restart by themselves.
         let _ = leaving
             .former
             .write(&self.options.dirs.former(self.config.name.as_str()));

@@ -112,7 +112,7 @@ impl Node {
         match found {
             None => lan.disconnect(),
             Some(link) if lan.socket.is_none() || link.index != lan.link.index => {
-                // Without the right to open it, it stays closed; `status` shows that.
+                // Without permission the socket stays closed. `status` shows that.
                 if lan.connect(link, &node.interface).is_ok()
                     && let Some(socket) = lan.socket()
                 {

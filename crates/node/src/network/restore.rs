@@ -18,7 +18,7 @@ use tracing::{info, warn};
 const MAX_RESTORATIONS: usize = 10;
 /// See [`MAX_RESTORATIONS`].
 const WINDOW: Duration = Duration::from_secs(60);
-/// How long it gives up.
+/// Time for which nothing is restored after another program kept removing it.
 const PAUSE: Duration = Duration::from_secs(600);
 
 /// Addresses, routes and rules that a tunnel has added to the kernel's tables.
@@ -42,7 +42,7 @@ impl Settings {
         }
     }
 
-    /// Those that the kernel's tables do not have.
+    /// Returns the settings that the kernel's tables lack.
     fn missing(&self, netlink: &Netlink, index: u32) -> Result<Settings, NetlinkError> {
         let mut missing = Settings::default();
         let addresses = netlink.addresses(index)?;
@@ -128,7 +128,7 @@ impl Restorer {
             self.latest.clear();
             self.restorations.contested = false;
         }
-        // Without netlink there is nothing to compare with; the next change comes here again.
+        // Without netlink there is nothing to compare with. The next change runs this again.
         let Ok(netlink) = Netlink::open() else { return };
         if !netlink.link_by_index(self.index).is_ok_and(|link| link.up) {
             return;
@@ -136,7 +136,7 @@ impl Restorer {
         let restored = match self.restore(&netlink) {
             Ok(0) => return,
             Ok(restored) => restored,
-            // It counts as an attempt, so that it is not tried for ever.
+            // A failure counts as an attempt, so that it is not retried forever.
             Err(error) => {
                 warn!(target: "tunnel", %error, "cannot restore a setting that another program removed");
                 0

@@ -23,7 +23,7 @@ pub enum Moment {
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// It failed.
+    /// The command failed.
     #[error("the {moment:?} hook `{command}` failed ({status}); run it by hand to see why")]
     Failed {
         /// Its moment.
@@ -33,7 +33,7 @@ pub enum HookError {
         /// Its exit status.
         status: ExitStatus,
     },
-    /// It could not be run.
+    /// The command could not be run.
     #[error("cannot run the {moment:?} hook `{command}`: {source}")]
     Run {
         /// Its moment.

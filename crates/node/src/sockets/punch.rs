@@ -173,8 +173,8 @@ impl PunchSockets {
         self.opened(token).map(|opened| &opened.socket)
     }
 
-    /// Adds requests. A new request for a peer replaces an old one; requests that the tunnel has given up
-    /// meanwhile are removed.
+    /// Adds requests. A new request for a peer replaces an old one. Requests that the tunnel no
+    /// longer needs are removed.
     pub(crate) fn add_requests(&mut self, punches: Vec<Punch>, is_open: impl Fn(PeerId) -> bool) {
         let replaced = |old: &Punch| punches.iter().any(|new| new.peer == old.peer);
         self.punches.retain(|old| !replaced(old));
@@ -288,7 +288,8 @@ impl PunchSockets {
         closed.iter().for_each(|one| self.count(one));
     }
 
-    /// Closes all sockets and drops pending requests; the tunnel requests again the ones it needs.
+    /// Closes all sockets and drops pending requests. The tunnel repeats the requests that it still
+    /// needs.
     pub(crate) fn close_all(&mut self) {
         self.punches.clear();
         let kept = std::mem::take(&mut self.kept).into_values();

@@ -130,7 +130,7 @@ impl Node {
                         None => lan.drop_own(DropReason::DeviceUnresolved),
                     }
                 }
-                // In routed mode the kernel makes such errors.
+                // In routed mode the kernel sends such errors.
                 (Made::ToDevice(..), None) => {}
             }
         }
