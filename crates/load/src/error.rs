@@ -28,12 +28,12 @@ pub enum LoadError {
     /// The two ends of a flow did not find each other, or a thread failed.
     #[error("{0}")]
     Setup(String),
-    /// Nothing happened for too long.
+    /// An event took too long.
     #[error("{event} took longer than {seconds} s")]
     Timeout {
         /// Event that did not happen.
         event: String,
-        /// How long, in seconds.
+        /// Maximum time, in seconds.
         seconds: f64,
     },
     /// A byte arrived that was not sent.

@@ -15,7 +15,7 @@ use crate::error::{Doing, LoadError, Result};
 use crate::live::{Meter, receive, receive_datagrams, send, send_datagrams};
 use crate::{IO_TIMEOUT, any, time_outs};
 
-/// How long the two may take to find each other.
+/// Maximum time for the two ends to find each other.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum time from a connection to its token.
 const TOKEN_TIMEOUT: Duration = Duration::from_millis(300);
@@ -36,7 +36,7 @@ pub enum Transport {
 /// Random bytes that a flow begins with.
 pub type Token = [u8; 16];
 
-/// Where a flow will come to.
+/// The receiving end of a flow, before it is connected.
 #[derive(Debug)]
 pub enum Sink {
     /// A listening socket.
@@ -171,7 +171,7 @@ pub fn reach(
             time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-                // Either may be lost; it is said again after the read's time-out.
+                // The token or its answer may be lost. It is sent again after the read's timeout.
                 let _ = socket.send(token);
                 let mut said = [0; 17];
                 if matches!(socket.recv(&mut said), Ok(16)) && said[..16] == *token {
@@ -226,7 +226,7 @@ fn says(mut stream: &TcpStream, token: &Token) -> bool {
     }
     while length < said.len() {
         let left = until.saturating_duration_since(Instant::now());
-        // In all, whether the bytes come one by one or not at all: others wait.
+        // The timeout is for all bytes together, because other connections wait.
         let is_set = !left.is_zero() && stream.set_read_timeout(Some(left)).is_ok();
         match stream.read(&mut said[length..]) {
             Ok(more @ 1..) if is_set => length += more,

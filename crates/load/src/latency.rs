@@ -23,10 +23,10 @@ const HEADER: usize = 8;
 /// A waiting probe looks at its deadline this often.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between requests closer together than this the prober stays awake.
+/// Interval between requests below which the prober does not sleep.
 const AWAKE_BELOW: Duration = Duration::from_millis(10);
 
-/// How often to ask, and how long to wait.
+/// Options of a latency measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct LatencyOptions {
     /// Number of echo requests.
@@ -65,7 +65,7 @@ pub struct LatencyReport {
     pub p50_us: f64,
     /// 99 of 100 are at most this.
     pub p99_us: f64,
-    /// Longest.
+    /// Longest round trip in microseconds.
     pub max_us: f64,
 }
 

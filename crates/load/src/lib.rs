@@ -58,10 +58,10 @@ pub struct Ends<'a> {
     pub server: &'a NetNs,
     /// The server's address as the client sees it: on the link, or inside a tunnel.
     pub target: IpAddr,
-    /// Addresses of the client that TCP streams come from, in turn; where there are none, the kernel chooses.
+    /// Source addresses of TCP streams, used alternately; if empty, the kernel chooses the source.
     pub sources: &'a [IpAddr],
-    /// Congestion control of TCP, as the kernel calls it; if `None`, that of the namespaces. A socket may ask
-    /// for those that the machine does not allow to a namespace.
+    /// Congestion control of TCP, by the kernel's name; `None`: the default of the namespaces. A
+    /// socket may use algorithms that the machine does not allow as a namespace's default.
     pub congestion: Option<&'static str>,
 }
 
@@ -167,7 +167,8 @@ fn is_timeout(error: &io::Error) -> bool {
     )
 }
 
-/// Bulk transfer and latency probe at once, the probe over the measured window of the transfer.
+/// A bulk transfer and a latency probe at the same time. The probe covers the measured window of
+/// the transfer.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct LoadedLatency {
     /// Throughput meanwhile, in Gbit/s.

@@ -41,8 +41,8 @@ pub fn paced(
     })
 }
 
-/// Echoes received datagrams, cut to the length of those of [`round_trips`], until `stop` is set. A connected socket
-/// receives only those of its other end.
+/// Echoes received datagrams until `stop` is set, cut to the length that [`round_trips`] uses. A
+/// connected socket receives only datagrams of its other end.
 pub fn answer(socket: &UdpSocket, stop: &AtomicBool) {
     let mut datagram = [0; PAYLOAD];
     while !stop.load(Ordering::Relaxed) {

@@ -23,13 +23,14 @@ use crate::{Ends, gbit_per_second, is_timeout, join, time_outs};
 
 /// Bytes per write and read: iperf3's default for TCP.
 const BLOCK: usize = 128 * 1024;
-/// How much of a stream is checked when `verify` is off, in bytes.
+/// Number of bytes at the start of a stream that are checked if `verify` is off.
 const CHECKED_HEAD: usize = 4096;
-/// How long a connection may take.
+/// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long readers wait for the rest after the writers have stopped.
+/// Time for which readers wait for the remaining data after the writers have stopped.
 const DRAIN: Duration = Duration::from_millis(300);
-/// The same with verification: data in flight can be megabytes per stream on a slow path.
+/// Time for which readers wait with verification: data in flight can be megabytes per stream on a
+/// slow path.
 const DRAIN_VERIFY: Duration = Duration::from_secs(10);
 /// More streams than this are refused: two threads each.
 const MAX_STREAMS: usize = 1024;

@@ -27,14 +27,15 @@ use crate::{Direction, Ends, IO_TIMEOUT, gbit_per_second, is_timeout, join};
 const HEADER: usize = 16;
 /// Largest payload of a UDP datagram over IPv4.
 const MAX_DATAGRAM: usize = 65_507;
-/// Most datagrams in a run: bounds the receiver's bitmap to 32 MiB.
+/// Maximum number of datagrams in a run, which bounds the receiver's bitmap to 32 MiB.
 const MAX_COUNT: u64 = 1 << 28;
 /// Receive buffer of a run that requests none, where privileges allow it: the run measures the
 /// path, not the delay until the scheduler runs the receiver.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// How long the receiver rests when its queue is empty. The kernel adds its timer slack, 50 us.
+/// Time for which the receiver sleeps when its queue is empty. The kernel adds its timer slack of
+/// 50 us.
 const REST: Duration = Duration::from_micros(50);
-/// How long a receiver that asks for datagrams may wait until it is heard.
+/// Maximum time until the sender receives the request of a receiver.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 /// This long without a datagram: the path has run dry, and once the sender has stopped no more will
 /// come.
@@ -96,13 +97,14 @@ pub struct UdpReport {
     pub received: u64,
     /// Sent and never received.
     pub lost: u64,
-    /// Of the lost: dropped at the receiver's full socket buffer, behind the path.
+    /// Number of the lost datagrams that were dropped at the receiver's full socket buffer, behind
+    /// the path.
     pub lost_at_receiver: u64,
-    /// Received after one with a higher number.
+    /// Datagrams received after one with a higher number.
     pub reordered: u64,
-    /// Received again.
+    /// Datagrams received more than once.
     pub duplicated: u64,
-    /// With a wrong length, number or seed, or (with `verify`) wrong content.
+    /// Datagrams with a wrong length, number or seed, or (with `verify`) wrong content.
     pub corrupt: u64,
 }
 
@@ -218,8 +220,8 @@ pub fn udp_flood(
     })
 }
 
-/// Receives what [`send_flood`] sends with the same options, until `stop` is set and nothing more arrives. `received` counts
-/// each datagram once; those of another length or seed do not count.
+/// Receives what [`send_flood`] sends with the same options, until `stop` is set and nothing more
+/// arrives. `received` counts each datagram once; datagrams of another length or seed do not count.
 ///
 /// # Errors
 /// The socket fails.
@@ -289,10 +291,10 @@ fn introduce(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> R
 }
 
 /// Sends numbered datagrams over a connected socket until `stop` is set: the sending end of a flood
-/// between two hosts. `sent` counts those that the socket took.
+/// between two hosts. `sent` counts the datagrams that the socket accepted.
 ///
 /// # Errors
-/// The socket fails; a datagram larger than the path takes.
+/// The socket fails, or a datagram is too large for the path.
 pub fn send_flood(
     socket: &UdpSocket,
     options: &UdpOptions,

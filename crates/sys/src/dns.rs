@@ -81,7 +81,8 @@ pub enum DnsError {
 /// The program that configures the resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Resolver {
-    /// With the prefix that ranks a tunnel's interface first, if the system ranks interfaces.
+    /// `resolvconf`, with the prefix that ranks a tunnel's interface first, if the system ranks
+    /// interfaces.
     Resolvconf {
         program: PathBuf,
         prefix: String,

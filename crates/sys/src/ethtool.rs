@@ -111,7 +111,7 @@ impl Feature {
 pub struct FeatureState {
     /// The kernel's name, as `ethtool -k` shows it.
     pub name: String,
-    /// In effect.
+    /// Whether the feature is in effect.
     pub active: bool,
     /// Requested; not in effect while something that it needs is off.
     pub requested: bool,

@@ -67,7 +67,7 @@ pub enum OwnerError {
     Writable {
         /// The directory.
         path: PathBuf,
-        /// It, or the one above it, that others can change.
+        /// The directory itself or one above it, which others can change.
         writable: PathBuf,
         /// Owner of `writable`.
         user: u32,
@@ -190,7 +190,7 @@ fn check_new(directory: &Path) -> Result<(), OwnerError> {
         };
         for ancestor in parent.path.ancestors() {
             let metadata = fs::metadata(ancestor).map_err(inspecting(ancestor))?;
-            // In a sticky directory, too, anybody may make it first.
+            // Even in a sticky directory, anybody may create it first.
             let others_make = ancestor == parent.path && metadata.mode() & OTHERS_WRITE != 0;
             let remedy = remedy(&metadata).or(others_make.then_some(MAKE));
             if let Some(remedy) = remedy {

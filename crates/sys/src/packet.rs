@@ -52,7 +52,8 @@ pub enum Accept {
     /// All frames, for discovery; of each only the first `snap_length` bytes (at least 1),
     /// including the Ethernet header.
     Everything {
-        /// In bytes; 128 include every header that identifies a device.
+        /// Maximum number of bytes kept of each frame; 128 include every header that identifies a
+        /// device.
         snap_length: u32,
     },
 }

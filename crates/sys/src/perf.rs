@@ -176,7 +176,7 @@ pub struct TracepointCounters {
 #[derive(Debug)]
 pub(crate) struct CpuGroup {
     leader: File,
-    /// They count as long as they are open.
+    /// The events count as long as they are open.
     _members: Vec<OwnedFd>,
 }
 
@@ -272,7 +272,7 @@ pub(crate) struct Attributes {
     pub kind: u32,
     pub size: u32,
     pub config: u64,
-    /// Or samples per second, depending on the flags.
+    /// Sampling period, or samples per second, depending on the flags.
     pub sample_period: u64,
     pub sample_type: u64,
     pub read_format: u64,

@@ -17,7 +17,7 @@ pub enum Interest {
     Read,
     /// Writable.
     Write,
-    /// Either.
+    /// Readable or writable.
     ReadWrite,
 }
 

@@ -73,9 +73,9 @@ pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
 /// Processor time of a process, of all its threads together but not of its children.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuTime {
-    /// In user space.
+    /// Processor time in user space.
     pub user: Duration,
-    /// In the kernel on its behalf.
+    /// Processor time in the kernel on behalf of the process.
     pub system: Duration,
 }
 

@@ -60,7 +60,7 @@ impl Signals {
                 Ok(Number::SIGINT) => return Ok(Some(Signal::Interrupt)),
                 Ok(Number::SIGTERM) => return Ok(Some(Signal::Terminate)),
                 Ok(Number::SIGHUP) => return Ok(Some(Signal::Hangup)),
-                // Not in the mask, so the kernel does not deliver it here.
+                // Other signals are not in the mask, so the kernel does not deliver them here.
                 _ => {}
             }
         }

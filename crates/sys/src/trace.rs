@@ -64,7 +64,7 @@ pub fn exported(path: &Path, names: &[&str]) -> io::Result<Vec<Function>> {
     let name_of_file = CString::new(path.as_os_str().as_bytes())?;
     let mut found: Vec<Function> = Vec::new();
     for symbol in file.dynamic_symbols() {
-        // Not one that is chosen at run time (STT_GNU_IFUNC).
+        // Functions that are chosen at run time (STT_GNU_IFUNC) do not count.
         let is_function = matches!(
             symbol.flags(),
             SymbolFlags::Elf { st_info, .. } if st_info.st_type() == elf::STT_FUNC

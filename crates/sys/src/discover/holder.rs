@@ -91,9 +91,9 @@ pub(super) fn of_process(pid: u32) -> io::Result<Vec<Holder>> {
     Ok(holders)
 }
 
-/// Of several processes, returns the one that does the work. A supervisor that passed the
-/// descriptor on, or keeps it, has no sockets and uses no processor time. `connected` returns
-/// whether a process has network sockets.
+/// Returns the process that does the work, of several that hold a descriptor. A supervisor that
+/// holds it as well has no network sockets and uses no processor time. `connected` returns whether
+/// a process has network sockets.
 pub(super) fn worker(pids: &[u32], connected: impl Fn(u32) -> bool) -> Option<u32> {
     let spent = |pid: u32| crate::process::cpu_time(pid).unwrap_or_default().total();
     pids.iter()

@@ -41,7 +41,8 @@ pub enum Subject {
     Interface(String),
     /// The tunnel or virtual switch that this process implements.
     Process(u32),
-    /// Any tunnel; of several, the one that carried the most bytes ([`candidates`] lists them).
+    /// Any tunnel. If there are several, the one that has carried the most bytes ([`candidates`]
+    /// lists them).
     Anything,
 }
 

@@ -50,7 +50,8 @@ pub struct LinkInfo {
     pub gso_max_size: u32,
     /// Maximum number of segments in such a packet.
     pub gso_max_segs: u32,
-    /// The same limit in bytes for IPv4; 0 before Linux 6.3, which has no separate limit.
+    /// Maximum size of a GSO packet in bytes for IPv4; 0 before Linux 6.3, which has no separate
+    /// limit.
     pub gso_ipv4_max_size: u32,
 }
 

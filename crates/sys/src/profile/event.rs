@@ -32,7 +32,7 @@ pub(super) const STACK_MAX: u16 = 32;
 pub(super) struct Clock {
     /// Samples per second and processor.
     pub hz: u32,
-    /// With call stacks.
+    /// Whether to record call stacks.
     pub stacks: bool,
     /// Only while a program runs code of its own.
     pub user_only: bool,

@@ -116,7 +116,8 @@ pub enum Scope {
 /// A running profiler.
 #[derive(Debug)]
 pub struct Profiler {
-    /// They are stopped before the rings that they write to are unmapped.
+    /// Declared before the rings, so that the events stop before the rings that they write to are
+    /// unmapped.
     events: Vec<Event>,
     rings: Vec<Ring>,
     buffer: Vec<u8>,

@@ -10,8 +10,8 @@ use super::{Again, Output};
 use crate::netlink::{LinkStats, Netlink, NetlinkError, QdiscStats};
 
 const QDISCS: &str = "queueing disciplines";
-/// The kernel lists those of all interfaces or none. With more than this many, they are read only
-/// once a second.
+/// Number of queueing disciplines above which they are read only once a second. The kernel can only
+/// list those of all interfaces.
 const QDISCS_CHEAP: usize = 256;
 
 /// The interfaces of a path.

@@ -205,7 +205,7 @@ impl Output {
     }
 }
 
-/// Returns from time to time that a search is due, the first time at once.
+/// Decides when a search is due: immediately, and then from time to time.
 #[derive(Debug)]
 struct Again {
     every: Duration,

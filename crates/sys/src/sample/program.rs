@@ -34,7 +34,7 @@ pub(super) struct Program {
 
 #[derive(Debug)]
 struct Thread {
-    /// Not every kernel has it (`CONFIG_SCHED_INFO`).
+    /// Scheduler statistics, which not every kernel has (`CONFIG_SCHED_INFO`).
     schedstat: Option<Counters>,
     status: Counters,
     stat: Counters,
@@ -273,7 +273,7 @@ fn parse_group(text: &str) -> Vec<(&'static str, u64)> {
 fn open_group(group: &str) -> io::Result<Counters> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     let mut directories = parse_mounts(&mounts, group);
-    // As it is, if the caller gave a directory.
+    // If the caller passed a directory, use it as it is.
     directories.push(PathBuf::from(group));
     for directory in directories {
         let path = directory.join("cpu.stat");
