@@ -20,14 +20,14 @@ use crate::error::{LabError, Result};
 
 /// Members of a cluster: the minimum that survives the loss of one.
 const MEMBERS: usize = 3;
-/// How long it may take to have a leader.
+/// Maximum time until the cluster has a leader.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of a member's response.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Runs a program until a line arrives on standard input, or its end. A shell that is killed takes
-/// the program with it.
+/// Shell script that runs a program until standard input has a line or ends. If the shell is
+/// killed, the program is killed with it.
 const WATCHED: &str = r#"log=$1 folder=$2; shift 2
 setpriv --pdeathsig KILL "$@" >"$log" 2>&1 </dev/null &
 read -r told
@@ -41,21 +41,21 @@ pub struct Cluster {
     folder: PathBuf,
     /// Token that keeps this cluster apart from others with the same addresses.
     token: String,
-    /// Where they are, if not where this thread is.
+    /// Network namespace of the members; `None`: that of the calling thread.
     netns: Option<NetNs>,
 }
 
 struct Member {
-    /// Where clients come.
+    /// Port for clients.
     client: u16,
-    /// Where the others come.
+    /// Port for the other members.
     peer: u16,
-    /// The shell that cleans up.
+    /// The shell that runs the member, and removes its files.
     running: Option<Child>,
 }
 
 impl Cluster {
-    /// Whether the program is there.
+    /// Whether etcd is installed.
     pub fn is_possible() -> bool {
         let version = Command::new("etcd").arg("--version").output();
         version.is_ok_and(|output| output.status.success())
@@ -94,13 +94,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// URLs of all members, whether they run or not.
+    /// Returns the URLs of all members, whether or not they run.
     pub fn endpoints(&self) -> Vec<String> {
         let url = |member: &Member| format!("http://127.0.0.1:{}", member.client);
         self.members.iter().map(url).collect()
     }
 
-    /// The member that leads, if there is one.
+    /// Returns the number of the leader, if there is one.
     pub fn leader(&self) -> Option<usize> {
         (0..MEMBERS).find(|number| {
             self.status(*number).is_some_and(|status| {
@@ -121,7 +121,7 @@ impl Cluster {
         }
     }
 
-    /// Starts again whatever was killed.
+    /// Restarts the members that were killed.
     ///
     /// # Errors
     /// [`LabError::Setup`].
@@ -134,7 +134,7 @@ impl Cluster {
         self.wait()
     }
 
-    /// Writes all that the cluster has to a file (`etcdctl snapshot save`).
+    /// Writes the whole content of the cluster to a file (`etcdctl snapshot save`).
     ///
     /// # Errors
     /// [`LabError::Setup`], also if there is no etcdctl.
@@ -154,8 +154,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills all members, and starts them with what such a file has; `is_new`: as a cluster of
-    /// another number, as etcd's documentation wants it.
+    /// Kills all members, and starts them with the content of such a file. `is_new`: with another
+    /// cluster id, as etcd's documentation requires.
     ///
     /// # Errors
     /// [`LabError::Setup`].
@@ -220,7 +220,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Until all members that run have a leader.
+    /// Waits until all running members have a leader.
     fn wait(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let running = |number: &usize| self.members[*number].running.is_some();
@@ -246,7 +246,8 @@ impl Cluster {
     }
 }
 
-/// Of version 3.5 or earlier: later ones have another program to restore with.
+/// Returns the command etcdctl, of version 3.5 or earlier: later versions restore with another
+/// program.
 fn etcdctl() -> Command {
     let mut command = Command::new("etcdctl");
     command

@@ -23,7 +23,7 @@ use crate::site::Host;
 use crate::tunnel::seikan::RUN_DIR;
 use crate::tunnel::wireguard;
 
-/// How long anything may take to start.
+/// Maximum time until a program has started.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Common parts of a mesh: the folder of its files, and the coordinator's address.

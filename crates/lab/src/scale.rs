@@ -21,11 +21,12 @@ use crate::nat::flow::{EVERY, Flow};
 use crate::process::Process;
 use crate::site::{FIRST, Host, INTERNET, Link, Switch, address};
 
-/// Real members, at most: as many as the switch's network has addresses, and some.
+/// Maximum number of real members: somewhat less than the number of addresses in the switch's
+/// network.
 pub const MOST: usize = 200;
-/// Where the coordinator listens.
+/// Port of the coordinator.
 const COORDINATOR: u16 = 7443;
-/// Between two questions of members that talk now and then.
+/// Interval of requests between members that talk from time to time.
 const NOW_AND_THEN: Duration = Duration::from_secs(1);
 
 /// A member with its daemon. It ends before its host.
@@ -34,7 +35,7 @@ struct Real {
     member: Member,
 }
 
-/// All of them.
+/// All members, and their coordinator.
 pub struct ScaleTest {
     reals: Vec<Real>,
     coordinator: Process,
@@ -56,7 +57,8 @@ impl ScaleTest {
     /// Creates a coordinator without members.
     ///
     /// # Errors
-    /// No privilege to make namespaces, no program, what the kernel refuses; [`LabError::Interrupted`].
+    /// The privilege to create namespaces or a program is missing, or the kernel refuses an
+    /// operation; [`LabError::Interrupted`].
     pub fn create(interrupt: &Interrupt) -> Result<Self> {
         let folder = private_directory()?;
         let switch = Switch::create("internet", INTERNET)?;
@@ -71,18 +73,18 @@ impl ScaleTest {
         })
     }
 
-    /// Where the coordinator is, for those that talk to it from its own host
+    /// Returns the coordinator's address, for clients on its own host
     /// ([`Self::coordinator_namespace`]).
     pub fn coordinator(&self) -> SocketAddr {
         (address(INTERNET, FIRST), COORDINATOR).into()
     }
 
-    /// A token for everybody, and the pin of the coordinator's certificate.
+    /// Returns a join token without limits, and the pin of the coordinator's certificate.
     pub fn token_and_pin(&self) -> [&str; 2] {
         [&self.mesh.token, &self.mesh.pin]
     }
 
-    /// The namespace of the coordinator's host.
+    /// Returns the namespace of the coordinator's host.
     ///
     /// # Errors
     /// Too many open files.

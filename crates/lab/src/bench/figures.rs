@@ -14,7 +14,7 @@ pub(crate) const RAW: &str = "raw";
 /// Name of the row without a tunnel through a gateway, that added latency refers to.
 pub const FORWARDING: &str = "forwarding";
 
-/// One figure of one load.
+/// Result of one load.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Measured {
@@ -22,7 +22,7 @@ pub enum Measured {
     Tcp(TcpReport),
     /// The UDP flood.
     Udp(UdpReport),
-    /// It failed, and why.
+    /// The reason why the load failed.
     Failed(String),
 }
 
@@ -71,7 +71,7 @@ pub struct RoundLoad {
     pub measured: Measured,
 }
 
-/// One row in one round.
+/// Results of one row in one round.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Round {
     /// Idle round trips.
@@ -99,7 +99,7 @@ pub struct LoadSummary {
     pub retransmitted: Option<Spread>,
     /// The first TCP stream's congestion window at the end, in bytes.
     pub congestion_window: Option<Spread>,
-    /// Median throughput divided by that of the yardstick.
+    /// Median throughput divided by that of the reference row.
     pub ratio: Option<f64>,
 }
 
@@ -146,20 +146,20 @@ pub struct Absent {
 /// The whole comparison, with its options.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison<O> {
-    /// When it ended, UTC.
+    /// Time at which the comparison ended, UTC.
     pub date: String,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// Options of the run.
     pub options: O,
     /// The rows that ran.
     pub rows: Vec<Row>,
-    /// The rows that could not.
+    /// The rows that could not run.
     pub absent: Vec<Absent>,
 }
 
 impl<O> Comparison<O> {
-    /// Of a run that ends now.
+    /// Creates the report of a run that ends now.
     pub(crate) fn of(options: O, rows: Vec<Row>, absent: Vec<Absent>) -> Self {
         Self {
             date: utc_now(),
@@ -170,7 +170,7 @@ impl<O> Comparison<O> {
         }
     }
 
-    /// The row of that name.
+    /// Returns the row with this name.
     pub fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
@@ -231,7 +231,7 @@ pub(crate) fn summarise(
     }
 }
 
-/// Fills in the ratios to a row, where that was measured.
+/// Fills in the ratios to a reference row, if it was measured.
 pub(crate) fn with_ratios(mut rows: Vec<Row>, yardstick: &str) -> Vec<Row> {
     let base = rows.iter().find(|row| row.name == yardstick);
     let base: Vec<LoadSummary> = base.map_or_else(Vec::new, |row| row.loads.clone());

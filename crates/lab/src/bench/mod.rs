@@ -77,7 +77,7 @@ impl std::fmt::Display for Load {
 }
 
 impl Load {
-    /// Its name for people.
+    /// Returns a readable name of the load.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Tcp1 => "TCP, 1 stream",
@@ -166,7 +166,8 @@ pub type BenchReport = Comparison<BenchOptions>;
 /// Compares tunnels; calls `progress` before every step.
 ///
 /// # Errors
-/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. A tunnel's own failure is in the report.
+/// Invalid options; [`LabError::Interrupted`]; hosts cannot be created. Failures of a tunnel are in
+/// the report.
 pub fn bench(
     options: &BenchOptions,
     interrupt: &Interrupt,
@@ -195,7 +196,7 @@ pub fn bench(
     Ok(Comparison::of(options.clone(), rows, absent))
 }
 
-/// How often every row is measured, and about how long each time, in seconds.
+/// Number of measurements of every row, and approximate duration of each, in seconds.
 pub(crate) struct Rounds {
     pub(crate) count: u32,
     pub(crate) each: f64,
@@ -235,7 +236,7 @@ fn check(options: &BenchOptions) -> Result<()> {
     refuse_path_loads(&options.loads)
 }
 
-/// Refuses what would measure nothing, or for ever.
+/// Refuses options that would measure nothing, or without end.
 pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<()> {
     if rounds == 0 || loads.is_empty() {
         return Err(LabError::Usage(
@@ -262,7 +263,7 @@ pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
 
 type Tunnels = Vec<Arc<dyn Tunnel>>;
 
-/// Returns the selected tunnels that can run, and those that cannot.
+/// Returns the selected tunnels that can run, and the ones that cannot.
 fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
     let (present, absent) = choose(tunnel::all(idle_peers), only, |tunnel| Candidate {
         name: tunnel.name(),
@@ -334,7 +335,7 @@ fn means(said: &str, name: &str) -> bool {
     said == name || name.strip_prefix("seikan-") == Some(said)
 }
 
-/// One tunnel in one round. Only an interruption ends the run.
+/// Measures one tunnel in one round. Only an interruption ends the run.
 fn measure(
     tunnel: &Arc<dyn Tunnel>,
     options: &BenchOptions,
@@ -365,7 +366,7 @@ fn measure(
     Ok(round)
 }
 
-/// Which loads run, and how long each.
+/// The loads to run, and the duration of each.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan<'a> {
     pub(crate) loads: &'a [Load],
@@ -374,14 +375,14 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// About how long a row takes, in seconds.
+    /// Returns the approximate duration of a row, in seconds.
     pub(crate) fn time(&self) -> f64 {
         START_SECONDS + self.loads.len() as f64 * (self.seconds + 1.0)
     }
 }
 
-/// Measures latency, then every load, from end to end of what has been started; calls `step` before
-/// each with the seconds that have passed.
+/// Measures latency and then every load, from end to end. Calls `step` before each, with the
+/// seconds that have passed.
 pub(crate) fn run_loads(
     ends: &Ends<'_>,
     started: &mut Started,

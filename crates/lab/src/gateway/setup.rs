@@ -22,12 +22,12 @@ use crate::tunnel::seikan::{Seikan, config, status, up};
 use crate::tunnel::wireguard::{self, WireGuard};
 use crate::tunnel::{End, Started, Tunnel, device_name, start_ends, version_line};
 
-/// Devices in the configuration of a many's gateway.
+/// Number of devices in the configuration of a gateway with many devices.
 const CONFIGURED: usize = 1000;
-/// The name of our own in reports and in log files.
+/// Name of Seikan's own setup in reports and in log files.
 const SEIKAN: &str = "seikan";
 
-/// A way from the device to the remote.
+/// A setup that carries packets from the device to the remote.
 pub(super) enum Setup {
     /// Two hosts that run Seikan themselves, without a gateway.
     HostToHost(Arc<dyn Tunnel>),
@@ -35,7 +35,7 @@ pub(super) enum Setup {
     NaiveHosts(Arc<dyn Tunnel>),
     /// The kernel forwards, without a tunnel.
     Plain,
-    /// Ours.
+    /// Seikan at the gateway and at the remote.
     Seikan { mode: Mode, many: bool },
     /// A WireGuard program at the gateway, which forwards.
     WireGuard(WireGuard),
@@ -80,8 +80,9 @@ impl Setup {
         matches!(self, Self::HostToHost(_) | Self::Seikan { .. })
     }
 
-    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds, and
-    /// of other hosts than ours none without a gateway.
+    /// Whether the setup is measured if none is named. Of the WireGuard programs these are the two
+    /// in Go. Setups with many devices are left out, and setups of other programs without a
+    /// gateway.
     pub(super) fn by_default(&self) -> bool {
         match self {
             Self::WireGuard(program) => program.label().ends_with("wireguard-go"),
@@ -91,8 +92,8 @@ impl Setup {
         }
     }
 
-    /// Whether it can run where gateway and remote are members of a mesh behind NATs: another tunnel
-    /// would need their outer addresses and ports, and so does the naive one, which has them.
+    /// Whether the setup can run where gateway and remote are members of a mesh behind NATs. Other
+    /// tunnels would need the outer addresses and ports; the naive encapsulator gets them.
     pub(super) fn in_mesh(&self) -> bool {
         matches!(
             self,
@@ -124,10 +125,10 @@ impl Setup {
         }
     }
 
-    /// Returns the LAN that it needs, given the requested one.
+    /// Returns the LAN that the setup needs, given the requested one.
     pub(super) fn lan(&self, asked: Lan) -> Lan {
         match *self {
-            // Super-packets that are never cut have nothing to do with GRO.
+            // Super-packets that are never split do not involve GRO.
             Self::Naive { gro, rps } => Lan {
                 nic: Nic::Plain,
                 gro,
@@ -146,7 +147,7 @@ impl Setup {
         }
     }
 
-    /// Where the device reaches the remote without a mesh.
+    /// Returns the addresses at which the device reaches the remote without a mesh.
     fn target(&self) -> Pair {
         match self {
             Self::Plain => on_wan(2),
@@ -158,8 +159,8 @@ impl Setup {
         }
     }
 
-    /// Starts it on both hosts that run it, for a load over IPv6 or IPv4. Files go to `dir`, which only we can
-    /// read.
+    /// Starts the setup on both hosts, for a load over IPv6 or IPv4. Files are written to `dir`,
+    /// which only the lab's user can read.
     pub(super) fn up(
         &self,
         site: &Site,
@@ -179,7 +180,7 @@ impl Setup {
             Self::Seikan { mode, .. } if is_mesh => {
                 carriers.join_mesh(mesh::start(Some(*mode), site, dir, interrupt)?, ipv6);
             }
-            // They have no site.
+            // These setups have no site.
             Self::HostToHost(_) | Self::NaiveHosts(_) => {}
             Self::Plain => {
                 site.let_gateway_forward()?;
@@ -219,7 +220,8 @@ impl Setup {
         Ok(carriers)
     }
 
-    /// Returns the status of both ends, the gateway first. The naive encapsulator says it as it ends.
+    /// Returns the status of both ends, the gateway first. The naive encapsulator prints it when it
+    /// ends.
     pub(super) fn said(
         &self,
         carriers: &mut Carriers,
@@ -324,7 +326,7 @@ fn naive_options(site: &Site) -> [String; 2] {
     ]
 }
 
-/// Has the remote ping the device through the naive tunnel, so that its NAT admits the gateway.
+/// Makes the remote ping the device through the naive tunnel, so that its NAT admits the gateway.
 fn keep_mappings(site: &Site, dir: &Path) -> Result<Process> {
     let mut ping = Command::new("ping");
     ping.args(["-q", "-i", "0.5"])
@@ -332,7 +334,7 @@ fn keep_mappings(site: &Site, dir: &Path) -> Result<Process> {
     Process::start(&site.remote, "ping", ping, dir)
 }
 
-/// All ways, in the order of reports.
+/// Returns all setups, in the order of reports.
 pub(super) fn all() -> Vec<Setup> {
     let mut all = vec![
         Setup::HostToHost(Arc::new(Seikan::new("native", 0))),

@@ -27,20 +27,21 @@ use crate::site::{
     network,
 };
 
-/// The gateway's nic to the devices.
+/// The gateway's NIC to the devices.
 pub const LAN: &str = "lan0";
-/// The gateway's and the remote's nic to each other.
+/// The gateway's and the remote's NICs to each other.
 pub const WAN: &str = "wan0";
 /// Bridge of the switch between devices and gateway.
 const BRIDGE: &str = "switch";
-/// The device's nic.
+/// The device's NIC.
 const NIC: &str = "eth0";
 /// Interface number of the first device in all networks.
 const DEVICE: u8 = 10;
-/// Most devices of a site.
+/// Maximum number of devices of a site.
 pub const MAX_DEVICES: u8 = 100;
 
-/// The gateway's and the remote's number on the LAN, where the latter is only shown.
+/// Numbers of the gateway and of the remote on the LAN. The remote only appears there, through a
+/// transparent gateway.
 const TAKEN: [u8; 2] = [1, 202];
 /// The networks behind the NATs of gateway and remote, and their last byte there.
 const HOMES: [[u8; 3]; 2] = [[10, 0, 1], [10, 0, 2]];
@@ -61,17 +62,17 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both, IPv4 first.
+    /// Returns both addresses, IPv4 first.
     pub fn both(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// The one of a family.
+    /// Returns the address of a family.
     pub fn of(self, ipv6: bool) -> IpAddr {
         self.both()[usize::from(ipv6)]
     }
 
-    /// The networks of both.
+    /// Returns the networks of both addresses.
     pub fn networks(self) -> [IpNet; 2] {
         self.both().map(|address| network(address).trunc())
     }
@@ -80,7 +81,7 @@ impl Pair {
 const fn pair(a: u8, b: u8, c: u8, net: [u16; 2], host: u8) -> Pair {
     Pair {
         v4: Ipv4Addr::new(a, b, c, host),
-        // The same digits in both: 10 is ::10.
+        // The same digits in both families: 10 becomes ::10.
         v6: Ipv6Addr::new(net[0], net[1], 0, 0, 0, 0, 0, digits(host)),
     }
 }
@@ -108,8 +109,8 @@ pub const fn on_overlay(host: u8) -> Pair {
 /// The address of the LAN under which a transparent gateway shows the remote.
 pub const PRESENTED: Pair = on_lan(202);
 
-/// Numbers of a many's members that are there, in all networks; the device's own comes first. The
-/// remote's number in the overlay is left out, too.
+/// Returns the numbers, in all networks, of the addresses of a device that represents many; its own
+/// comes first. The remote's number in the overlay is left out.
 pub fn many_numbers() -> impl Iterator<Item = u8> {
     let others = (3..=254).filter(|n| *n != DEVICE && !TAKEN.contains(n));
     std::iter::once(DEVICE).chain(others).take(MANY)
@@ -136,7 +137,7 @@ pub struct Lan {
     pub rps: bool,
     /// Number of devices; the first is [`Site::device`].
     pub devices: u8,
-    /// Rate of every NIC in bit/s; `None`: as fast as the processors are.
+    /// Rate of every NIC in bit/s; `None`: limited only by the processors.
     pub rate: Option<u64>,
     /// Congestion control of all hosts.
     pub congestion: Congestion,
@@ -158,12 +159,12 @@ impl Default for Lan {
     }
 }
 
-/// How our gateway takes packets in.
+/// Mode of Seikan's gateway: how it receives packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// By packet socket, at an address of the LAN.
+    /// With a packet socket, at an address of the LAN.
     Transparent,
-    /// By the kernel's forwarding.
+    /// Through the kernel's forwarding.
     Routed,
 }
 
@@ -190,7 +191,7 @@ impl Mode {
     }
 }
 
-/// The hosts.
+/// The hosts of a site.
 #[derive(Debug)]
 pub struct Site {
     /// The device that is measured. It has only plain addresses and routes.
@@ -215,7 +216,7 @@ pub(super) struct Internet {
 }
 
 impl Internet {
-    /// Joins gateway and remote, each behind a NAT that masquerades and drops what nobody asked for.
+    /// Joins gateway and remote, each behind a NAT that masquerades and drops unsolicited packets.
     fn between(gateway: &mut Host, remote: &mut Host, link: &Link) -> Result<Internet> {
         let core = Switch::create("internet", INTERNET)?.route()?;
         let join = |host: &mut Host, home, end| {
@@ -241,7 +242,7 @@ impl Site {
     /// Makes the hosts and joins them.
     ///
     /// # Errors
-    /// No privilege to make namespaces, or anything else the kernel refuses.
+    /// The privilege to create namespaces is missing, or the kernel refuses an operation.
     pub fn create(lan: &Lan) -> Result<Self> {
         let device = host("device", NIC, on_lan(DEVICE), on_overlay(DEVICE))?;
         let mut gateway = host("gate", WAN, on_wan(1), on_overlay(1))?;
@@ -286,7 +287,7 @@ impl Site {
         std::iter::once(&self.device).chain(&self.others)
     }
 
-    /// Has the devices look for the addresses of `networks` on the LAN.
+    /// Makes the devices resolve the addresses of `networks` on the LAN.
     ///
     /// # Errors
     /// The kernel refuses a route.
@@ -328,7 +329,7 @@ impl Site {
         Ok(())
     }
 
-    /// Gives the device the addresses of a many.
+    /// Adds the addresses of [`many_numbers`] to the device.
     ///
     /// # Errors
     /// The kernel refuses an address.
@@ -359,7 +360,7 @@ fn host(name: &'static str, nic: &str, outer: Pair, overlay: Pair) -> Result<Hos
 }
 
 impl Lan {
-    /// The link with its NICs, which have receive offload: a veth has it only on request.
+    /// Returns the link with the NICs' offloads. A veth has receive offload only on request.
     fn link(&self, link: Link) -> Link {
         let features: &[_] = match self.nic {
             Nic::Plain => &[
@@ -392,7 +393,7 @@ fn join_lan(gateway: &Host, device: &Host, others: &[Host], link: &Link) -> Resu
     Ok(Some(switch))
 }
 
-/// The offloads of a nic of `host` that are in force.
+/// Returns the offloads that are in force at a NIC of `host`.
 ///
 /// # Errors
 /// When they cannot be read.

@@ -11,15 +11,16 @@ use super::plan::{Cell, Event, Happening, PathKind};
 use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Plan, Setting, Stage, clock, side_by_side};
 use crate::error::{LabError, Result};
 
-/// How long the pair may take to talk as it is to at first.
+/// Maximum time until the pair uses the path expected before the event.
 const FIRST: Duration = Duration::from_secs(20);
-/// How long it talks before anything happens.
+/// Time for which the pair exchanges packets before the event.
 const REST: Duration = Duration::from_secs(2);
-/// How long it is to talk as it then does: longer than a way that has died can seem to be in use.
+/// Time for which the pair must use the expected path after the event: longer than a path that has
+/// failed can still appear to be in use.
 const STEADY: Duration = Duration::from_secs(4);
 /// Time to wait beyond the limit for a late result.
 const SLACK: Duration = Duration::from_secs(10);
-/// How long TCP may take to try again after an outage (RFC 6298: its timeout doubles each time).
+/// Maximum time until TCP retransmits after an outage (RFC 6298: its timeout doubles each time).
 const TCP: Duration = Duration::from_secs(40);
 
 /// Result of an event. Times in seconds after the event.
@@ -29,26 +30,26 @@ pub struct EventRow {
     pub event: String,
     /// The event, and the reason for its expected result.
     pub about: String,
-    /// By which way they talked before, A and B.
+    /// Paths that A and B used before the event.
     pub before: [PathKind; 2],
-    /// How they were to talk after, and how they did.
+    /// Path that both were expected to use after the event.
     pub expected: PathKind,
-    /// Of A and B; nothing arrives if `None`.
+    /// Paths that A and B used after the event; `None`: nothing arrived.
     pub found: [PathKind; 2],
-    /// Longest time in which nothing arrived, and how long it might be.
+    /// Longest time in which nothing arrived, and its limit.
     pub gap: [f64; 2],
-    /// Until they talked as they then do, and how long that might take; absent if they never did.
+    /// Time until both used the expected path; absent if they never did.
     pub settled: Option<f64>,
-    /// How long that might take.
+    /// Limit of `settled`.
     pub settled_within: f64,
-    /// The longest pause of a TCP connection that was there before; absent if it came to an end, or
-    /// was not to go on.
+    /// Longest pause of a TCP connection that existed before the event; absent if it ended, or was
+    /// not expected to survive.
     pub tcp: Option<f64>,
     /// Differences from the expected result; empty if there are none.
     pub wrong: Vec<String>,
 }
 
-/// All of them.
+/// Results of all events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EventReport {
     /// Each event.
@@ -56,16 +57,17 @@ pub struct EventReport {
 }
 
 impl EventReport {
-    /// Whether anything is not as it was to be.
+    /// Whether any result differs from the expected one.
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| !row.wrong.is_empty())
     }
 }
 
-/// Plays all events; calls `progress` before every one.
+/// Plays all events, and calls `progress` before each.
 ///
 /// # Errors
-/// A program that does not start, what the kernel refuses; [`LabError::Usage`]; [`LabError::Interrupted`].
+/// A program does not start, or the kernel refuses an operation; [`LabError::Usage`];
+/// [`LabError::Interrupted`].
 pub fn events(
     plan: &Plan,
     options: &NatOptions,
@@ -111,7 +113,7 @@ pub fn events(
 }
 
 impl Stage {
-    /// Has B join the other, and the event happen to them.
+    /// Starts B, makes the event happen, and observes the result.
     fn play_event(&mut self, event: &Event, interrupt: &Interrupt) -> Result<EventRow> {
         self.start_b(&clock::environment(event.clocks.b.as_deref())?)?;
         let flow = self.flow()?;
@@ -135,7 +137,7 @@ impl Stage {
         let settled = self.settle(expected, &flow, [within, STEADY], interrupt)?;
         let settled = settled.map(|at| at - started_at);
         let gap = match expected {
-            // For ever.
+            // If nothing is expected to arrive, the gap never ends and does not count.
             PathKind::None => Duration::ZERO,
             _ => flow.seen().longest(),
         };
@@ -165,7 +167,7 @@ impl Stage {
         Ok(row)
     }
 
-    /// By which way each end sends, if anything arrives.
+    /// Returns the path by which each end sends, if anything arrives.
     fn paths(&self, flow: &Flow) -> Result<[PathKind; 2]> {
         let lately = |at: Instant| at.elapsed() < Duration::from_millis(500);
         if !flow.seen().latest.is_some_and(lately) {
@@ -174,7 +176,7 @@ impl Stage {
         Ok([self.path(0)?, self.path(1)?])
     }
 
-    /// Waits until they talk like this, and do so for a while; since when they do.
+    /// Waits until both ends use this path, and have done so for a while. Returns since when.
     fn settle(
         &mut self,
         path: PathKind,
@@ -210,7 +212,7 @@ impl Stage {
                 self.site.cut(false)?;
             }
             Happening::KillRelay => {
-                // By the port, which identifies the end; both ends use the same.
+                // Identify the relay by the port. Both ends use the same one.
                 let endpoint = &self.status(1)?["peers"][0]["path"]["endpoint"];
                 let endpoint: Option<std::net::SocketAddr> =
                     endpoint.as_str().and_then(|text| text.parse().ok());
@@ -235,7 +237,7 @@ impl Stage {
     }
 }
 
-/// The longest pause of a connection, once it has gone on.
+/// Returns the longest pause of a connection, after it has resumed.
 fn resumed(connection: &Flow, interrupt: &Interrupt) -> Result<Option<Duration>> {
     let started_at = Instant::now();
     while started_at.elapsed() < TCP {
@@ -248,7 +250,7 @@ fn resumed(connection: &Flow, interrupt: &Interrupt) -> Result<Option<Duration>>
     Ok(None)
 }
 
-/// Whether both talk like this; one direction by a relay is enough for that.
+/// Whether both ends use this path. For a relay, one direction is enough.
 fn is(ways: [PathKind; 2], path: PathKind) -> bool {
     match path {
         PathKind::Relay => ways.contains(&path),

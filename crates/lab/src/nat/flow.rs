@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use crate::error::{Doing, Result};
 use crate::site::Host;
 
-/// Between two questions, usually.
+/// Usual interval between two requests.
 pub(crate) const EVERY: Duration = Duration::from_millis(10);
-/// Where they are answered.
+/// Port on which requests are answered.
 const PORT: u16 = 7;
-/// How long a connection may take.
+/// Timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// An exchange between two hosts, until it is dropped.
@@ -25,25 +25,26 @@ pub(crate) struct Flow {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Answers to the probes.
+/// Answers to the requests so far.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Seen {
-    /// The first answer.
+    /// Time of the first answer.
     pub(crate) first: Option<Instant>,
-    /// The latest.
+    /// Time of the latest answer.
     pub(crate) latest: Option<Instant>,
-    /// Longest time between two answers since the last query.
+    /// Longest time between two answers since the last reset.
     pub(crate) gap: Duration,
 }
 
 impl Flow {
-    /// Has `from` ask so often and `to`, which is `target` to it, answer.
+    /// Makes `from` send a request to `target`, an address of `to`, at this interval, and `to`
+    /// answer.
     pub(crate) fn start(from: &Host, to: &Host, target: IpAddr, every: Duration) -> Result<Flow> {
         let (asking, answering) = (socket(from, 0, every)?, socket(to, PORT, every)?);
         let mut buffer = [0; 64];
         let echo = move || -> io::Result<()> {
             let (length, from) = answering.recv_from(&mut buffer)?;
-            // Without a return path it counts as lost.
+            // Without a return path, the answer counts as lost.
             let _ = answering.send_to(&buffer[..length], from);
             Ok(())
         };
@@ -56,11 +57,11 @@ impl Flow {
             }
             asking.recv_from(&mut buffer).map(drop)
         };
-        // Nothing has come, or an error that was sent back of an earlier one.
+        // Nothing has arrived, or an ICMP error about an earlier datagram.
         Ok(Self::of(echo, ask, |_| true))
     }
 
-    /// The same over one TCP connection, which is made first.
+    /// Exchanges requests and answers over one TCP connection, which is opened first.
     pub(crate) fn over_tcp(from: &Host, to: &Host, target: IpAddr) -> Result<Flow> {
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT));
         let connect = || TcpStream::connect_timeout(&SocketAddr::new(target, PORT), CONNECT);
@@ -77,12 +78,12 @@ impl Flow {
         }
         let echo = move || -> io::Result<()> {
             let length = read(&mut answering)?;
-            // A full buffer takes it later: the sender repeats its requests.
+            // If the buffer is full, the answer is dropped: the sender repeats its requests.
             let _ = answering.write(&[0; 64][..length]);
             Ok(())
         };
         let ask = move || -> io::Result<()> {
-            // Its buffer may be full.
+            // The connection's buffer may be full.
             asking.write(&[0]).map(drop).or_else(unless_later)?;
             read(&mut asking)?;
             std::thread::sleep(EVERY);
@@ -91,7 +92,8 @@ impl Flow {
         Ok(Self::of(echo, ask, |error| unless_later(error).is_ok()))
     }
 
-    /// Answers and asks in threads, until an error ends one of them; notes what `ask` is answered.
+    /// Answers and sends requests in threads, until an error ends one of them. Records the answers
+    /// that `ask` receives.
     fn of(
         echo: impl FnMut() -> io::Result<()> + Send + 'static,
         mut ask: impl FnMut() -> io::Result<()> + Send + 'static,
@@ -122,7 +124,7 @@ impl Flow {
         *self.lock()
     }
 
-    /// Forgets the longest gap.
+    /// Resets the longest gap.
     pub(crate) fn reset(&self) {
         self.lock().gap = Duration::ZERO;
     }
@@ -133,7 +135,7 @@ impl Flow {
 }
 
 impl Seen {
-    /// The longest time without an answer, also if there is none since.
+    /// Returns the longest time without an answer, including the time since the latest one.
     pub(crate) fn longest(&self) -> Duration {
         let since = self.latest.map_or(Duration::ZERO, |at| at.elapsed());
         self.gap.max(since)
@@ -152,7 +154,7 @@ impl Drop for Flow {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // One that has panicked has answered nothing, which was seen.
+            // A thread that has panicked has answered nothing, which the result shows.
             let _ = thread.join();
         }
     }
@@ -166,7 +168,7 @@ fn read(stream: &mut TcpStream) -> io::Result<usize> {
     }
 }
 
-/// An error, unless there was only nothing to do.
+/// Returns the error, unless it only means that the call would block.
 fn unless_later(error: io::Error) -> io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(()),
@@ -174,7 +176,7 @@ fn unless_later(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// A socket of a host, which waits for a moment only.
+/// Opens a socket in a host whose reads wait only for a short time.
 fn socket(host: &Host, port: u16, every: Duration) -> Result<UdpSocket> {
     let open = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;

@@ -35,10 +35,11 @@ use site::Site;
 
 /// Time from the start within which a possible direct path must be in use.
 pub const DIRECT_WITHIN: Duration = Duration::from_secs(3);
-/// The same where IPv4 may be in use before IPv6 is found as good.
+/// Time from the start within which IPv6 must be in use, where IPv4 may be used before IPv6 is
+/// found to be as good.
 const PREFERRED_WITHIN: Duration = Duration::from_secs(5);
-/// From the start within which the first answer is to come by a relay, where there is no direct
-/// path.
+/// Time from the start within which the first answer must come through a relay, where there is no
+/// direct path.
 pub const RELAY_WITHIN: Duration = Duration::from_secs(1);
 /// Time to wait for expected results, and then for unexpected ones.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,10 +49,10 @@ const ASK: Duration = Duration::from_millis(100);
 /// Ports of services.
 const COORDINATOR: u16 = 7443;
 const RELAY: u16 = 3478;
-/// The first port that the first relay has for pairs, and how many each has.
+/// The first port for pairs of the first relay, and the number of ports of each relay.
 const PAIRS: u16 = 40_000;
 const PAIRS_EACH: u16 = 1000;
-/// Those of the relay that is reached by IPv6.
+/// Ports for pairs of the relay that is reached by IPv6.
 const PAIRS6: &str = "50000-50999";
 
 /// Options of the run.
@@ -65,36 +66,37 @@ pub struct NatOptions {
     pub jobs: u8,
 }
 
-/// Result of a pair. Times in seconds from the start of the second daemon.
+/// Result of a pair. Times are in seconds from the start of the second daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NatRow {
     /// The cell, by the names of its NATs.
     pub cell: String,
     /// NATs of A and of B.
     pub nats: [String; 2],
-    /// By which way they were to talk.
+    /// Expected path of both.
     pub expected: PathKind,
     /// Why.
     pub why: String,
-    /// Until when a direct path was to be in use, if the pair was to begin at a relay.
+    /// Limit of the time until a direct path is in use, if the pair is expected to start at a
+    /// relay.
     #[serde(default)]
     pub within: Option<f64>,
-    /// By which way each sends, of A and of B; nothing arrived if `None`.
+    /// Paths by which A and B send; `None`: nothing arrived.
     pub found: [PathKind; 2],
     /// Address family that each end uses, if it matters.
     #[serde(default)]
     pub family: Option<(Family, [Option<Family>; 2])>,
-    /// Until an answer came at all.
+    /// Time until the first answer.
     pub first_answer: Option<f64>,
-    /// Until both ends used the direct path.
+    /// Time until both ends used the direct path.
     pub direct: Option<f64>,
-    /// NAT type that each daemon should detect, and the one that it detected.
+    /// NAT type that each daemon should detect, and the type that it detected.
     pub seen: [[String; 2]; 2],
     /// Differences from the expected result; empty if there are none.
     pub wrong: Vec<String>,
 }
 
-/// All of them.
+/// Results of all pairs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NatReport {
     /// Delay of a packet to or from host B, in milliseconds.
@@ -104,16 +106,18 @@ pub struct NatReport {
 }
 
 impl NatReport {
-    /// Whether anything is not as it was to be.
+    /// Whether any result differs from the expected one.
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| !row.wrong.is_empty())
     }
 }
 
-/// Plays all pairs; calls `progress` before every one.
+/// Plays all pairs, and calls `progress` before each.
 ///
 /// # Errors
-/// A program that does not start, what the kernel refuses; [`LabError::Usage`](crate::LabError::Usage); [`LabError::Interrupted`](crate::LabError::Interrupted).
+/// A program does not start, or the kernel refuses an operation;
+/// [`LabError::Usage`](crate::LabError::Usage);
+/// [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn nat(
     plan: &Plan,
     options: &NatOptions,
@@ -142,11 +146,12 @@ pub fn nat(
     })
 }
 
-/// From the first packet to a member that is known and directly reachable, to which nothing was
-/// sent yet, until its answer; one for each delay of a direction. In seconds.
+/// Returns the times in seconds from the first packet to a known, directly reachable member until
+/// its answer, one for each one-way delay.
 ///
 /// # Errors
-/// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`](crate::LabError::Interrupted).
+/// A program does not start, the kernel refuses an operation, or there is no answer;
+/// [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
     let open = Nat {
         name: "open".to_owned(),
@@ -176,7 +181,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
             };
             Ok((known(0) && known(1)).then_some(()))
         })?;
-        // Neighbours know each other, as those of a router do: its link has no such delay.
+        // Resolve the neighbours' MAC addresses beforehand: a link to a router has no such delay.
         let [a, b] = &stage.members;
         let outside = Flow::start(&b.host, &a.host, stage.site.open_a(), EVERY)?;
         patiently("an answer", interrupt, || Ok(outside.seen().first))?;
@@ -190,8 +195,8 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
     delays.iter().enumerate().map(one).collect()
 }
 
-/// Does the work for each item, with its number, some at a time; the first error ends it. The work
-/// tells what it begins with.
+/// Runs `work` for each item and its number, several at a time. The first error ends it. The work
+/// reports each step that it starts.
 fn side_by_side<I: Sync, T: Send>(
     items: &[I],
     jobs: u8,
@@ -232,18 +237,18 @@ fn side_by_side<I: Sync, T: Send>(
     all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// How a cell is made.
+/// Settings of a cell.
 struct Setting<'a> {
     cell: &'a Cell,
     delay: Duration,
-    /// Of all that are played, for names.
+    /// Number of the cell among all that are played, for names.
     number: usize,
     relays: u16,
     clocks: Clocks,
 }
 
 impl<'a> Setting<'a> {
-    /// With one relay, and right clocks.
+    /// Returns the settings with one relay and right clocks.
     fn of(cell: &'a Cell, delay: Duration, number: usize) -> Self {
         Self {
             cell,
@@ -255,13 +260,13 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// A cell that is played: A is up.
+/// A cell in which A is up.
 struct Stage {
     members: [Member; 2],
-    /// As long as it runs.
+    /// The coordinator's process, while it runs.
     coordinator: Option<Process>,
     relays: Vec<Process>,
-    /// Of A and B.
+    /// Processes of A and B.
     tunnels: Processes,
     mesh: Mesh,
     site: Site,
@@ -269,7 +274,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Makes everything, and starts A.
+    /// Creates hosts and services, and starts A.
     fn set(setting: &Setting<'_>, interrupt: &Interrupt) -> Result<Stage> {
         let folder = private_directory()?;
         let site = Site::create(setting.cell, setting.delay)?;
@@ -311,7 +316,7 @@ impl Stage {
                 return Ok(None);
             };
             let connected = status["mesh"]["contact"] == "connected";
-            // As far as anybody answers.
+            // Servers that have answered so far.
             let seen = status["mesh"]["stun"].as_array().map_or(0, Vec::len);
             Ok((connected && seen > stage.relays.len()).then_some(()))
         })?;
@@ -334,7 +339,7 @@ impl Stage {
         self.members[end].status()
     }
 
-    /// By which way an end sends.
+    /// Returns the path by which an end sends.
     fn path(&self, end: usize) -> Result<PathKind> {
         let status = self.status(end)?;
         let path = &status["peers"][0]["path"];
@@ -345,7 +350,7 @@ impl Stage {
         })
     }
 
-    /// By which family an end sends.
+    /// Returns the address family by which an end sends.
     fn family(&self, end: usize) -> Result<Option<Family>> {
         let endpoint = &self.status(end)?["peers"][0]["path"]["endpoint"];
         let endpoint = endpoint.as_str().and_then(|at| at.parse().ok());
@@ -358,13 +363,13 @@ impl Stage {
         }))
     }
 
-    /// Questions from B to A.
+    /// Starts requests from B to A.
     fn flow(&self) -> Result<Flow> {
         let [a, b] = &self.members;
         Flow::start(&b.host, &a.host, a.address, EVERY)
     }
 
-    /// Starts B and watches what comes of it.
+    /// Starts B, and observes the paths of both ends.
     fn play(&mut self, cell: &Cell, interrupt: &Interrupt) -> Result<NatRow> {
         let started_at = Instant::now();
         self.start_b(&[])?;
@@ -388,7 +393,7 @@ impl Stage {
             let has_settled = started_at.elapsed() > SETTLED_AFTER;
             let settled = match cell.path {
                 PathKind::Direct => direct.is_some(),
-                // A way that theory does not know would be found by then.
+                // By then, a direct path that theory excludes would have been found.
                 PathKind::Relay => answered && has_settled,
                 PathKind::None => has_settled,
             };
@@ -422,7 +427,7 @@ impl Stage {
         Ok(row)
     }
 
-    /// Returns the NAT type that each end should detect, and the one that it detected.
+    /// Returns the NAT type that each end should detect, and the type that it detected.
     fn seen(&self, cell: &Cell, interrupt: &Interrupt) -> Result<[[String; 2]; 2]> {
         let mut all = [const { [String::new(), String::new()] }; 2];
         for (end, nat) in cell.nats.iter().enumerate() {

@@ -15,22 +15,22 @@ const WITH_IPV6: &str = "+6";
 
 /// The longest delay of a direction, in milliseconds.
 const LONGEST_DELAY: f64 = 500.0;
-/// Seconds that a direct path may be given.
+/// Range of the limit for a direct path, in seconds.
 const WITHIN: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 
-/// By which way two members talk, the best first.
+/// Path between two members, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathKind {
-    /// Both send to the other's own address.
+    /// Both members send to the other's own address.
     Direct,
-    /// At least one sends to a relay.
+    /// At least one member sends to a relay.
     Relay,
     /// Nothing arrives.
     None,
 }
 
-/// Internet Protocol, version.
+/// Version of the Internet Protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Family {
     /// 4.
@@ -49,7 +49,7 @@ pub struct Nat {
     pub about: String,
     /// NAT type that the daemon should report in its status.
     pub seen: String,
-    /// From the outside in.
+    /// The routers, from the outside in.
     pub boxes: Vec<NatBox>,
     /// Whether the host has a global IPv6 address, to which its box admits answers: its name in a
     /// pair ends with `+6`.
@@ -61,7 +61,7 @@ pub struct Nat {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Expect {
-    /// By which way they are to talk.
+    /// Expected path of both.
     pub path: PathKind,
     /// Expected address family, if it matters.
     pub family: Option<Family>,
@@ -71,25 +71,25 @@ pub struct Expect {
     /// [`DIRECT_WITHIN`](super::DIRECT_WITHIN) by default. If given, the first answer must come
     /// through a relay, as early as without a direct path.
     pub within: Option<f64>,
-    /// Boxes that both are behind.
+    /// Routers that both are behind.
     #[serde(default)]
     pub shared: Vec<NatBox>,
     /// Names of NATs, with `+6` where there is IPv6; played in both orders.
     pub pairs: Vec<[String; 2]>,
 }
 
-/// Events of a pair; those of one host happen at B.
+/// Kinds of events. An event of a single host happens at B.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Happening {
     /// Nothing.
     Nothing,
-    /// B's innermost box forgets all it has mapped, and maps by another statement perhaps.
+    /// B's innermost router forgets all mappings.
     RestartNat {
-        /// Which.
+        /// Source NAT statement from then on, if it changes.
         source: Option<String>,
     },
-    /// B's outermost box has another address outside, or B itself if it has none.
+    /// B's outermost router gets another outer address; without a router, B itself does.
     ChangeAddress,
     /// B is cut off for this many seconds.
     Outage(f64),
@@ -101,13 +101,13 @@ pub enum Happening {
     RestartWithRightClock,
 }
 
-/// Clocks that are wrong, by how much: `+1h`, `-90m` (libfaketime's offsets).
+/// Errors of clocks, as offsets of libfaketime: `+1h`, `-90m`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clocks {
-    /// B's.
+    /// Offset of B's clock.
     pub b: Option<String>,
-    /// All relays'.
+    /// Offset of all relays' clocks.
     pub relay: Option<String>,
 }
 
@@ -129,18 +129,18 @@ pub struct Event {
     pub clocks: Clocks,
     /// The event.
     pub happens: Happening,
-    /// By which way they talk before.
+    /// Expected path of both before the event.
     pub path: PathKind,
-    /// And after, if that is another.
+    /// Expected path after the event, if it is another.
     pub then: Option<PathKind>,
-    /// Seconds in which nothing may arrive, at most.
+    /// Maximum time in which nothing arrives, in seconds.
     pub gap: f64,
-    /// Seconds until they talk as they then do, at most.
+    /// Maximum time until both use the path expected after the event, in seconds.
     pub settled: f64,
     /// Whether a TCP connection survives.
     #[serde(default = "yes")]
     pub tcp: bool,
-    /// Words that B's status has at the end.
+    /// Words that B's status must contain at the end.
     pub says: Option<String>,
 }
 
@@ -174,20 +174,21 @@ pub struct Plan {
 pub struct Cell {
     /// NATs of A and of B.
     pub nats: [Nat; 2],
-    /// Boxes that both are behind.
+    /// Routers that both are behind.
     pub shared: Vec<NatBox>,
-    /// By which way they are to talk.
+    /// Expected path of both.
     pub path: PathKind,
     /// Expected address family, if it matters.
     pub family: Option<Family>,
     /// Why.
     pub why: String,
-    /// Seconds until a direct path, at most, where it begins at a relay.
+    /// Maximum time in seconds until a direct path is used, for a pair that starts at a relay.
     pub within: Option<f64>,
 }
 
 impl Cell {
-    /// `symmetric, open`, and what both are behind.
+    /// Returns the name of the cell, such as `symmetric, open`, followed by the kind of the shared
+    /// routers, if any.
     pub fn name(&self) -> String {
         let [a, b] = &self.nats;
         let shared = match self.shared.first() {
@@ -204,7 +205,7 @@ impl Plan {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`LabError::Usage`] with what is wrong in it, and where.
+    /// [`LabError::Usage`] with the mistake and its position.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |what: String| LabError::Usage(format!("the scenario file: {what}"));
         let plan: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
@@ -232,7 +233,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A NAT by its name, with `+6` perhaps.
+    /// Returns a NAT by its name, which may end with `+6`.
     ///
     /// # Errors
     /// [`LabError::Usage`] if there is none.
@@ -256,7 +257,7 @@ impl Plan {
     /// All pairs in both orders, in the order of the file.
     ///
     /// # Errors
-    /// A NAT that is not there.
+    /// A NAT does not exist.
     pub fn cells(&self) -> Result<Vec<Cell>> {
         let mut cells = Vec::new();
         for expect in &self.expect {
@@ -281,7 +282,7 @@ impl Plan {
         Ok(cells)
     }
 
-    /// Pairs without an expectation, or with two.
+    /// Returns the pairs without an expected result, or with two.
     pub fn unclear(&self) -> Vec<String> {
         let mut said: BTreeMap<[&str; 2], usize> = BTreeMap::new();
         for expect in self.expect.iter().filter(|e| e.shared.is_empty()) {

@@ -4,12 +4,12 @@
 //! internet 198.51.100.1 --- switch --- .30 shared box --- switch --- .10 A's boxes --- switch --- .10 A
 //! coordinator, relays                    (if any)                \-- .20 B's boxes --- switch -w- .20 B
 //! ```
-//! Everybody at the internet's switch has an address of length 32: packets between them pass the host
-//! of the internet, a router. All home networks are 192.168.1.0/24, as in practice; carriers have 100.64.N.0/24. The cable of
-//! host B, `w`, is an emulated link with a delay ([`Wire`]). Each host and each box is a namespace
-//! of its own. A host with IPv6 has global addresses of a network of its own, 2001:db8:0:END::/64,
-//! which its box routes and to which it admits answers. Without a box it is in 2001:db8::/64, the
-//! network of the internet.
+//! All hosts at the internet's switch have addresses of length 32, so packets between them pass the
+//! host of the internet, which is a router. All home networks are 192.168.1.0/24, as in practice;
+//! carriers have 100.64.N.0/24. The cable of host B, `w`, is an emulated link with a delay
+//! ([`Wire`]). Each host and each box is a namespace of its own. A host with IPv6 has global
+//! addresses of a network of its own, 2001:db8:0:END::/64, which its box routes and to which it
+//! admits answers. Without a box it is in 2001:db8::/64, the network of the internet.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -27,7 +27,7 @@ const HOME: [u8; 3] = [192, 168, 1];
 const ENDS: [u8; 2] = [10, 20];
 const SHARED: u8 = 30;
 
-/// All of a cell.
+/// All hosts and links of a cell.
 pub(super) struct Site {
     internet: Switch,
     _shared: Vec<Router>,
@@ -37,13 +37,13 @@ pub(super) struct Site {
     delay: Duration,
 }
 
-/// An address of a network of 2001:db8::/48; everybody's is 0.
+/// Returns an address in a network of 2001:db8::/48. Network 0 is the internet's.
 fn address6(network: u8, end: u8) -> IpAddr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, network.into(), 0, 0, 0, end.into()).into()
 }
 
-/// Gives a nic an address of such a network, and the default route by its first address if that is
-/// another's.
+/// Gives a NIC an address in such a network. If the network's first address belongs to another
+/// host, also adds the default route via that address.
 fn configure6(host: &Host, nic: &str, network: u8, end: u8) -> Result<()> {
     host.add_address(nic, net(address6(network, end)))?;
     match end {
@@ -53,7 +53,7 @@ fn configure6(host: &Host, nic: &str, network: u8, end: u8) -> Result<()> {
 }
 
 impl Site {
-    /// Makes all of it, with packets taking `delay` to host B and again from it.
+    /// Creates the hosts. Packets take `delay` to host B, and again from it.
     pub(super) fn create(cell: &Cell, delay: Duration) -> Result<Site> {
         let internet = Switch::create("internet", INTERNET)?.route()?;
         let mut shared: Vec<Router> = Vec::new();
@@ -131,12 +131,12 @@ impl Site {
         &self.hosts[end]
     }
 
-    /// Where B finds A without a NAT before it.
+    /// Returns A's address as B sees it if A is not behind a NAT.
     pub(super) fn open_a(&self) -> IpAddr {
         address(INTERNET, ENDS[0])
     }
 
-    /// Nothing gets to B or from it, or everything does.
+    /// Cuts B off from the network, or reconnects it.
     pub(super) fn cut(&self, cut: bool) -> Result<()> {
         let mut wire = self.wire.iter();
         wire.try_for_each(|wire| wire.set(delayed(self.delay, cut)))
@@ -160,12 +160,12 @@ impl Site {
         }
     }
 
-    /// Where coordinator and relays run, and their address.
+    /// Returns the host on which coordinator and relays run, and its address.
     pub(super) fn internet(&self) -> (&Host, IpAddr) {
         (&self.internet.host, address(INTERNET, FIRST))
     }
 
-    /// Where relays are by IPv6, if anybody has it.
+    /// Returns the IPv6 address of relays, for cells with IPv6.
     pub(super) fn internet6(&self) -> IpAddr {
         address6(0, FIRST)
     }

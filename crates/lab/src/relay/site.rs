@@ -1,4 +1,4 @@
-//! The hosts of the measurement, and what runs on them.
+//! The hosts of the measurement, and the programs on them.
 
 use std::fs;
 use std::io;
@@ -19,12 +19,12 @@ use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
 use crate::site::{Host, Link, join};
 
-/// How often is looked whether something has arrived.
+/// Interval of checks whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
 /// Interval of queries of the members' paths.
 const ASK: Duration = Duration::from_millis(200);
 
-/// The hosts and what runs on them.
+/// The hosts, and the programs on them.
 pub(super) struct Site {
     pub(super) middle: Host,
     folder: std::path::PathBuf,
@@ -34,15 +34,15 @@ pub(super) struct Site {
 /// A mesh of two members.
 pub(super) struct Pair {
     members: [Member; 2],
-    /// Processes of both.
+    /// Process ids of both daemons.
     pids: Vec<u32>,
 }
 
-/// A change of the way.
+/// Result of a change of the path.
 pub(super) struct Change {
-    /// How long it took.
+    /// Duration of the change.
     pub(super) time: Duration,
-    /// Longest time in which nothing arrived.
+    /// Longest time in which nothing arrived during the change.
     pub(super) longest: Duration,
     /// Datagrams reported as missing.
     lost: u64,
@@ -60,8 +60,8 @@ impl Site {
         Ok(site)
     }
 
-    /// Creates the mesh with a Seikan relay, at an address that both hosts reach; returns it with
-    /// the relay's process.
+    /// Creates the mesh with a Seikan relay, at an address that both hosts reach. Returns the mesh
+    /// and the relay's process id.
     pub(super) fn with_relay(&self, interrupt: &Interrupt) -> Result<(Pair, u32)> {
         let folder = path(&self.folder, "relay");
         let relay = [
@@ -84,7 +84,8 @@ impl Site {
         ))
     }
 
-    /// The mesh with coturn as Debian has it, and its process; `None` where it is not installed.
+    /// Creates the mesh with Debian's coturn. Returns the mesh and coturn's process id; `None` if
+    /// coturn is not installed.
     pub(super) fn with_coturn(&self, interrupt: &Interrupt) -> Result<Option<(Pair, u32)>> {
         let mut coturn = Command::new("turnserver");
         coturn
@@ -121,7 +122,8 @@ impl Site {
             join_middle(&host, &self.middle, number)?;
             Ok::<_, LabError>(host)
         };
-        // First: the coordinator listens at an address of M that faces one of them.
+        // Create the hosts first: the coordinator listens on an address of M that faces one of
+        // them.
         let hosts = [host(hosts[0])?, host(hosts[1])?];
         let folder = self.folder.join(port.to_string());
         fs::create_dir(&folder).doing("make a folder")?;
@@ -157,7 +159,7 @@ impl Site {
         Ok(pid)
     }
 
-    /// Measures a stream of its own by a mesh's relay; `relay` is the process of that relay.
+    /// Measures a separate stream through a mesh's relay, whose process id is `relay`.
     pub(super) fn relayed(
         &self,
         mesh: &Pair,
@@ -189,14 +191,14 @@ impl Site {
         self.processes.borrow_mut().check_alive()
     }
 
-    /// From the first to the second through the tunnel.
+    /// Returns the ends of a load from the first member to the second, through the tunnel.
     pub(super) fn ends<'a>(&self, mesh: &'a Pair) -> Ends<'a> {
         let [from, to] = &mesh.members;
         from.host.to(&to.host, to.address)
     }
 
-    /// Opens the direct path and waits until it is used: how that went, and what did not arrive
-    /// meanwhile.
+    /// Opens the direct path, and waits until it is used. Returns the duration of the change, and
+    /// the losses meanwhile.
     pub(super) fn open(
         &self,
         mesh: &Pair,
@@ -215,7 +217,7 @@ impl Site {
         Ok((change, missing))
     }
 
-    /// Datagrams that either end has dropped on their way in.
+    /// Returns the number of received datagrams that both ends have dropped.
     fn dropped(&self, mesh: &Pair) -> Result<u64> {
         let mut dropped = 0;
         for member in &mesh.members {
@@ -227,7 +229,7 @@ impl Site {
         Ok(dropped)
     }
 
-    /// Waits until both ends send by a relay, or both directly.
+    /// Waits until both ends send through a relay, or both directly.
     pub(super) fn wait_for(
         &self,
         mesh: &Pair,
@@ -240,7 +242,7 @@ impl Site {
         let mut last_check = started_at;
         let (mut there, mut lost) = (None, 0);
         let mut reports: [Option<serde_json::Value>; 2] = [None, None];
-        // A moment longer: packets of the old path may arrive late.
+        // Wait a moment longer: packets of the old path may arrive late.
         while there.is_none_or(|at: Instant| at.elapsed() < WARMUP) {
             interrupt.sleep(LOOK)?;
             let now = Instant::now();
@@ -255,8 +257,8 @@ impl Site {
                 for (member, known) in mesh.members.iter().zip(&mut reports) {
                     let path = &member.status()?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
-                    // A second's. Two that are alike to the last datagram are one, and the first is
-                    // of before.
+                    // Each report covers one second. Two equal reports count as one, and the first
+                    // one belongs to the time before.
                     let report = &path["report"];
                     if known
                         .replace(report.clone())
@@ -292,7 +294,7 @@ fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_string_lossy().into_owned()
 }
 
-/// Joins a host and M in a network of its own, with M as the way to everything else.
+/// Joins a host and M in a network of their own, with M as the default gateway.
 fn join_middle(host: &Host, middle: &Host, number: u8) -> Result<()> {
     let [near, far] = [1, 3].map(|last| IpAddr::from([10, 77, number, last]));
     let (port, near, far_end) = (format!("port{}", host.name), [near], [far]);

@@ -1,10 +1,10 @@
-//! One guest sends, ever more spin: which counter goes with the throughput? The source took the
-//! number of calls of a function of the kernel. Here every counter that a doctor samples is a
-//! candidate, and the calls that tracepoints count.
+//! One guest sends while more and more others spin: which counter correlates with the throughput?
+//! The source used the number of calls of a kernel function. Here the candidates are all counters
+//! that the doctor samples, and the calls that tracepoints count.
 //!
-//! A counter of packets, of batches of them, or of the time of the work on them is the throughput
-//! in another unit: its correlation says nothing about its use for a diagnosis. Those are listed
-//! apart ([`Counts`]).
+//! A counter of packets, of batches of packets, or of the time spent on them is the throughput in
+//! another unit, so its correlation says nothing about its use for a diagnosis. Such counters are
+//! listed separately ([`Counts`]).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -30,16 +30,17 @@ use crate::scenario::Hog;
 
 /// Intervals over which the source's figures are smoothed: 10 s.
 const SMOOTH: usize = 20;
-/// How often one more guest begins to spin, as a multiple of a load's time: 25 s with the usual 3.
+/// Interval after which one more guest starts to spin, as a multiple of a load's time: 25 s with
+/// the usual 3 s.
 const EVERY: f64 = 25.0 / 3.0;
 /// The source compared values of the same interval.
 const NO_LAG: usize = 0;
-/// Counters of each kind that are drawn: those that go with the throughput most.
+/// Number of counters of each kind that are drawn: those with the highest correlation.
 const DRAWN: usize = 4;
 /// The published correlation.
 const PUBLISHED_R: f64 = 0.605;
 
-/// Whether a counter is one of packets.
+/// Whether a counter counts packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counts {
     /// Packets, batches of packets, or the time of the work on them: the throughput itself.
@@ -115,9 +116,9 @@ const NOT_OF_PACKETS: [&str; 4] = [
     "sched_switch",
     "vcpu_enter_guest",
 ];
-/// The doctor looks for an hour at most.
+/// Maximum interval, because the doctor measures for at most an hour.
 const MOST_EVERY: Duration = Duration::from_secs(3_600 / GUESTS.len() as u64);
-/// Correlations that differ by less are alike.
+/// Difference of correlations below which they count as equal.
 const EQUAL_WITHIN: f64 = 0.05;
 /// Number of readings whose median is used.
 const READINGS: usize = 101;
@@ -147,7 +148,7 @@ struct CallSeries {
     throughput: Vec<f64>,
 }
 
-/// One guest sends, and every so often one more spins; which counter goes with the throughput?
+/// Runs the experiment: one guest sends, and at intervals one more starts to spin.
 pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let every = bench.time().mul_f64(EVERY).min(MOST_EVERY);
     let seconds = (every.as_secs_f64() * GUESTS.len() as f64).ceil();
@@ -167,7 +168,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<(
             let (stop, interrupt, desk) = (&stop, bench.interrupt, bench.desk);
             let hogs = scope.spawn(move || -> Result<()> {
                 let mut hogs = Vec::new();
-                // The first one sends.
+                // The first guest sends.
                 for guest in guests {
                     wait(every, stop, interrupt)?;
                     if stop.load(Ordering::Relaxed) {
@@ -226,7 +227,7 @@ fn count_calls(
         let seconds = at.duration_since(begin).as_secs_f64();
         let grown = calls.iter().zip(&before).map(|(now, before)| now - before);
         for (values, calls) in series.calls.iter_mut().zip(grown) {
-            // As many as in an interval of the usual length.
+            // Scale the count to an interval of the usual length.
             values.push(calls as f64 * BIN / seconds);
         }
         series
@@ -250,12 +251,13 @@ struct Event<'a> {
     name: String,
     of: Of,
     counter: &'a str,
-    /// The file that has it; none of a function's calls, which the kernel counts as they happen.
+    /// File that contains the counter; `None` for calls of a function, which the kernel counts as
+    /// they happen.
     file: Option<&'static str>,
     counts: Counts,
 }
 
-/// Returns all of them, and the functions with counted calls.
+/// Returns all of [`EVENTS`], and the functions whose calls were counted.
 fn events(evidence: &Evidence) -> Vec<Event<'_>> {
     let known = EVENTS
         .iter()
@@ -280,7 +282,7 @@ fn events(evidence: &Evidence) -> Vec<Event<'_>> {
     known.chain(function_calls).collect()
 }
 
-/// Microseconds that it takes to read a file once.
+/// Returns the time in microseconds that one reading of a file takes.
 fn reading(file: &str) -> Option<f64> {
     let file = File::open(file).ok()?;
     let mut buffer = vec![0; 1 << 16];
@@ -293,17 +295,17 @@ fn reading(file: &str) -> Option<f64> {
     Spread::of(&times).map(|spread| spread.median)
 }
 
-/// A counter held against the throughput.
+/// A counter that is compared with the throughput.
 struct Candidate {
     name: String,
     counts: Counts,
-    /// By how much it grew in each interval.
+    /// Growth of the counter in each interval.
     values: Vec<f64>,
-    /// Of smoothed values.
+    /// Correlation of smoothed values.
     r: f64,
-    /// Of single values, with its interval; none where they are too few.
+    /// Correlation of single values, with its confidence interval; `None` if there are too few.
     single: Option<String>,
-    /// Microseconds for a reading; none where each event is counted as it happens.
+    /// Time of one reading in microseconds; `None` if events are counted as they happen.
     cost: Option<f64>,
 }
 
@@ -312,7 +314,8 @@ impl Candidate {
     fn of(name: String, counts: Counts, values: Vec<f64>, series: (&[f64], f64)) -> Option<Self> {
         let (throughput, every) = series;
         let (_, r) = strongest(&smoothed(&values), &smoothed(throughput), NO_LAG)?;
-        // A block is as long as a step of the load: neighbours within one are alike.
+        // A block is as long as a step of the load, because values within a step resemble each
+        // other.
         let block = (every / BIN).round() as usize;
         let single = correlate(&values, throughput, NO_LAG, block);
         let single =
@@ -328,7 +331,7 @@ impl Candidate {
     }
 }
 
-/// Calls of functions against the throughput at the receiver, as the source compared them.
+/// Compares calls of functions with the throughput at the receiver, as the source did.
 fn called_candidates(called: &CallSeries, every: f64) -> Vec<Candidate> {
     let series = (&called.throughput[..], every);
     let all = called.names.iter().zip(&called.calls);
@@ -339,7 +342,7 @@ fn called_candidates(called: &CallSeries, every: f64) -> Vec<Candidate> {
     .collect()
 }
 
-/// Mbit/s of the switch's uplink in each interval.
+/// Returns the rate of the switch's uplink in each interval, in Mbit/s.
 fn throughput(evidence: &Evidence) -> Vec<f64> {
     let inner = evidence.map.inner.clone().unwrap_or_default();
     let link = |subject: &Subject| matches!(subject, Subject::Link(name) if *name == inner);
@@ -353,7 +356,7 @@ fn throughput(evidence: &Evidence) -> Vec<f64> {
     bytes.iter().map(|bytes| bytes * 8.0 / 1e6 / BIN).collect()
 }
 
-/// Each counter of a recording against the throughput.
+/// Compares each counter of a recording with the throughput.
 fn sampled_candidates(recording: &Recording, throughput: &[f64], every: f64) -> Vec<Candidate> {
     let evidence = &recording.evidence;
     let candidate = |event: Event<'_>| {
@@ -370,7 +373,7 @@ fn sampled_candidates(recording: &Recording, throughput: &[f64], every: f64) -> 
     events(evidence).into_iter().filter_map(candidate).collect()
 }
 
-/// Lists and draws all of them, and looks for the source's rise.
+/// Lists and draws all candidates, and looks for the rise that the source saw.
 fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &mut Experiment) {
     candidates.sort_by(|a, b| b.r.abs().total_cmp(&a.r.abs()));
     let of_kind = |kind: Counts| candidates.iter().filter(move |of| of.counts == kind);
@@ -422,7 +425,7 @@ fn cells(of: &Candidate) -> Vec<String> {
     ]
 }
 
-/// A line of smoothed values in percent of the largest.
+/// Returns a line of smoothed values in percent of the largest.
 fn relative(name: &str, values: &[f64]) -> Curve {
     let smooth = smoothed(values);
     let most = smooth.iter().copied().fold(1e-9, f64::max);
@@ -431,7 +434,7 @@ fn relative(name: &str, values: &[f64]) -> Curve {
     Curve::new(name, points)
 }
 
-/// Which of those that go with the throughput as closely as the closest costs least.
+/// Returns the cheapest of the candidates whose correlation equals the highest.
 fn cheapest(candidates: &[&Candidate]) -> Option<String> {
     let best = candidates.first()?;
     let close = candidates
@@ -447,7 +450,7 @@ fn cheapest(candidates: &[&Candidate]) -> Option<String> {
     ))
 }
 
-/// By how much the counters called so grew in every interval, added up.
+/// Returns the total growth of all counters with this name in each interval.
 fn binned(evidence: &Evidence, name: &str, wanted: impl Fn(&Subject) -> bool) -> Vec<f64> {
     let times = &evidence.series.times;
     let Some(first) = times.first() else {
@@ -472,7 +475,7 @@ fn binned(evidence: &Evidence, name: &str, wanted: impl Fn(&Subject) -> bool) ->
     values
 }
 
-/// The mean of the intervals around each.
+/// Returns, for each interval, the mean of the intervals around it.
 fn smoothed(values: &[f64]) -> Vec<f64> {
     let half = SMOOTH / 2;
     (0..values.len())
@@ -483,7 +486,7 @@ fn smoothed(values: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Until `time` has passed or the flag is raised.
+/// Waits until `time` has passed or the flag is raised.
 fn wait(time: Duration, stop: &AtomicBool, interrupt: &Interrupt) -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < time && !stop.load(Ordering::Relaxed) {

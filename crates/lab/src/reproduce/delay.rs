@@ -12,14 +12,14 @@ use super::{Bench, Curve, Curves, Experiment, Figures, Grid, Row, titled};
 use crate::cleanup::private_directory;
 use crate::error::Result;
 
-/// Frames for each crossing; none is without the program.
+/// Numbers of frames for each crossing. The setup without the program is measured as well.
 const SIZES: [u32; 5] = [1, 2, 4, 16, 64];
-/// Those that are measured over links with a limit.
+/// Numbers of frames that are measured over rate-limited links.
 const LIMITED: [u32; 3] = [1, 4, 64];
 const BARE: &str = "no program";
-/// A datagram of the flow that waits for answers is sent so often.
+/// Interval between datagrams of the flow that waits for answers.
 const PACE: Duration = Duration::from_millis(10);
-/// Of the time of a load: there are many.
+/// Share of a load's usual time that each measurement takes, because there are many.
 const SHARE: f64 = 0.5;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ fn sizes(rate: Option<u64>) -> &'static [u32] {
     }
 }
 
-/// Delay over frames for each crossing, over links of this rate.
+/// Measures delays over the number of frames for each crossing, on links of this rate in bit/s.
 pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Result<()> {
     let sizes = sizes(rate);
     let rows: Vec<Option<u32>> = [None]
@@ -85,7 +85,7 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
     let time = bench.time().mul_f64(SHARE);
     let options = TcpOptions {
         streams: CONNECTIONS as usize,
-        // As the pages: from S2.
+        // The direction of the pages: from S2.
         direction: Direction::Reverse,
         warmup: WARMUP,
         duration: time,

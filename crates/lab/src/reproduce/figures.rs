@@ -4,7 +4,7 @@
 use seikan_load::stats::{Spread, percentile, ratio};
 use serde::{Deserialize, Serialize};
 
-/// One quantity, row by row.
+/// Measured and published figures of one quantity, by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// The quantity.
@@ -17,21 +17,21 @@ pub struct Figures {
     pub rows: Vec<Row>,
 }
 
-/// One way in which it was measured.
+/// Figures of one setup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// Whether it is our own tunnel.
+    /// Whether the tunnel is Seikan.
     pub own: bool,
     /// The published figure.
     pub published: Option<f64>,
-    /// A value for each round, in order; none where it failed.
+    /// A value for each round, in order; `None` where the measurement failed.
     pub rounds: Vec<Option<f64>>,
 }
 
 impl Row {
-    /// One without values yet.
+    /// Creates a row without values.
     pub(super) fn new(name: impl Into<String>, published: Option<f64>) -> Self {
         Self {
             name: name.into(),
@@ -45,7 +45,7 @@ impl Row {
         Self { own, ..self }
     }
 
-    /// The same with a value for each round.
+    /// Adds a value for each round.
     pub(super) fn with(self, rounds: impl IntoIterator<Item = Option<f64>>) -> Self {
         Self {
             rounds: rounds.into_iter().collect(),
@@ -66,7 +66,7 @@ impl Row {
 }
 
 impl Figures {
-    /// Rows whose base is the first.
+    /// Creates figures whose base is the first row.
     pub(super) fn new(
         title: impl Into<String>,
         unit: &str,
@@ -83,12 +83,12 @@ impl Figures {
         }
     }
 
-    /// Median of the row of that name.
+    /// Returns the median of the row with this name.
     pub(super) fn median(&self, name: &str) -> Option<f64> {
         self.row(name)?.median()
     }
 
-    /// The row of that name.
+    /// Returns the row with this name.
     pub fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
@@ -100,12 +100,12 @@ impl Figures {
         [of(Row::median), of(|row| row.published)]
     }
 
-    /// That `better` is more than `worse`, round by round.
+    /// Returns the claim that `better` exceeds `worse`, with the ratio of each round.
     pub(super) fn claim(&self, better: &str, worse: &str) -> Claim {
         self.claim_above(better, worse, 0.0)
     }
 
-    /// The same for counts, which may be zero: the smaller one then counts as a half.
+    /// Likewise for counts, which may be zero: a smaller count of zero is taken as one half.
     pub(super) fn claim_of_counts(&self, better: &str, worse: &str) -> Claim {
         self.claim_above(better, worse, 0.5)
     }
@@ -153,7 +153,7 @@ pub struct List {
     pub title: String,
     /// Headings; the first column is words.
     pub columns: Vec<String>,
-    /// As many cells as there are columns.
+    /// Rows with one cell for each column.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -171,30 +171,30 @@ impl List {
     }
 }
 
-/// That one way is faster than another.
+/// The claim that one setup is faster than another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Of which [`Figures`].
+    /// Title of the [`Figures`] that the claim is about.
     pub quantity: String,
     /// Name of the row that has more.
     pub better: String,
     /// Name of the row that has less.
     pub worse: String,
-    /// How many times as much was published.
+    /// Published ratio of `better` to `worse`.
     pub published: Option<f64>,
-    /// How many times as much it was here, round by round.
+    /// Measured ratio of `better` to `worse` in each round.
     pub rounds: Vec<f64>,
-    /// Rounds without a comparison, because one of both failed.
+    /// Number of rounds without a comparison, because one of the two failed.
     pub missing: usize,
 }
 
 impl Claim {
-    /// Whether it was so in every round.
+    /// Whether the claim was true in every round.
     pub fn holds(&self) -> bool {
         !self.rounds.is_empty() && self.missing == 0 && self.rounds.iter().all(|times| *times > 1.0)
     }
 
-    /// Median and range of how many times as much it was here.
+    /// Returns median and range of the measured ratio.
     pub fn spread(&self) -> Option<Spread> {
         Spread::of(&self.rounds)
     }
@@ -211,14 +211,14 @@ pub struct Curves {
     pub x: String,
     /// Vertical axis, with its unit.
     pub y: String,
-    /// Whether the scales are logarithmic: below, on the left.
+    /// Whether the horizontal and the vertical scale are logarithmic.
     pub logarithmic: [bool; 2],
     /// The lines.
     pub curves: Vec<Curve>,
 }
 
 impl Curves {
-    /// Lines over plain scales.
+    /// Creates curves over linear scales.
     pub(super) fn new(
         name: impl Into<String>,
         title: impl Into<String>,
@@ -235,7 +235,7 @@ impl Curves {
         }
     }
 
-    /// The same over logarithmic scales, below and on the left.
+    /// Sets which scales are logarithmic: the horizontal and the vertical one.
     pub(super) fn logarithmic(self, logarithmic: [bool; 2]) -> Self {
         Self {
             logarithmic,
@@ -249,9 +249,9 @@ impl Curves {
 pub struct Curve {
     /// Its name.
     pub name: String,
-    /// Whether it is our own tunnel's.
+    /// Whether the curve belongs to Seikan.
     pub own: bool,
-    /// Whether it was published by others.
+    /// Whether the curve was published by others.
     pub published: bool,
     /// Its points, left to right.
     pub points: Vec<[f64; 2]>,
@@ -272,19 +272,19 @@ impl Curve {
     }
 }
 
-/// A cell of a table with this value, or without any.
+/// Returns the text of a table cell; empty without a value.
 pub(crate) fn cell(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-/// The value below which this share of the values lies.
+/// Returns the value below which this share of the values lies.
 pub(super) fn quantile(values: impl IntoIterator<Item = f64>, share: f64) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     percentile(&sorted, share)
 }
 
-/// A row of a table: its name, and the other cells.
+/// Returns a row of a table: its name, followed by the other cells.
 pub(super) fn named(
     name: impl Into<String>,
     cells: impl IntoIterator<Item = String>,
@@ -292,7 +292,7 @@ pub(super) fn named(
     std::iter::once(name.into()).chain(cells).collect()
 }
 
-/// Quantities by kind, as bars: those of a group side by side, or one on the other.
+/// Bars of quantities by kind. The bars of a group are side by side, or stacked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bars {
     /// Name of the picture's file.
@@ -314,7 +314,7 @@ pub struct Bars {
 pub struct Part {
     /// Its name.
     pub name: String,
-    /// A value for each group; none where nothing could be measured.
+    /// A value for each group; `None` where nothing could be measured.
     pub values: Vec<Option<f64>>,
 }
 
@@ -327,7 +327,7 @@ impl Part {
     }
 }
 
-/// Quantities over two others, each as a map.
+/// Quantities over two variables, each drawn as a map.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Surface {
     /// Name of the picture's file.
@@ -338,9 +338,9 @@ pub struct Surface {
     pub x: String,
     /// Rows, with their unit.
     pub y: String,
-    /// Each column.
+    /// Names of the columns.
     pub columns: Vec<String>,
-    /// Each row.
+    /// Names of the rows.
     pub rows: Vec<String>,
     /// The quantities.
     pub layers: Vec<Layer>,
@@ -355,9 +355,9 @@ pub struct Layer {
     pub title: String,
     /// Its unit.
     pub unit: String,
-    /// Whether there should be much of it, rather than little.
+    /// Whether larger values are better.
     pub wanted: bool,
-    /// Row by row; none where nothing could be measured.
+    /// Values by row and column; `None` where nothing could be measured.
     pub values: Vec<Vec<Option<f64>>>,
 }
 

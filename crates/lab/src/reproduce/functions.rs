@@ -1,5 +1,5 @@
-//! Which functions are called how often and how long they take, those of the driver first and then
-//! those of the program, and each packet that the driver drops with the length of its queue.
+//! Counts the calls of functions and their time, first of the driver and then of the program, and
+//! records each packet that the driver drops with the length of its queue.
 //!
 //! Functions of the program are those that it calls in the C library and in OpenSSL (uprobes).
 //! Without kprobes, functions of the driver are seen by tracepoints around them: the kernel reports
@@ -78,7 +78,7 @@ const READ: usize = 1;
 const EVERY: Duration = Duration::from_millis(10);
 /// Maximum number of records.
 const MAX_HITS: usize = 500_000;
-/// Dropped packets that are listed.
+/// Number of dropped packets that are listed.
 const LISTED: usize = 12;
 
 /// Meaning of a probe's record.
@@ -86,7 +86,7 @@ const LISTED: usize = 12;
 enum Kind {
     /// A function begins.
     Begin(usize),
-    /// It ends.
+    /// A function ends.
     End(usize),
     /// The driver drops a packet because its queue is full.
     Dropped,
@@ -106,7 +106,7 @@ struct Calls {
 struct Dropped {
     nanoseconds: u64,
     bytes: Option<u32>,
-    /// Packets in its queue.
+    /// Number of packets in the queue then.
     waiting: i64,
 }
 
@@ -132,9 +132,10 @@ pub(super) fn traced(
     let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
     let ends = running.ends();
     let time = bench.time();
-    // Before the load, while the queue is empty.
+    // Start before the load, while the queue is empty.
     let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
-    // The probes start one after the other: packets that only some of them saw would seem to wait.
+    // The probes start one after the other, so a packet that only some of them saw would appear to
+    // wait.
     trace.take(&mut Vec::new());
     let (hits, lost) = live(&ends, &LiveOptions::default(), bench.interrupt, |_| {
         let (begin, mut hits) = (Instant::now(), Vec::new());
@@ -166,12 +167,12 @@ struct Probes {
     kinds: Vec<Kind>,
     /// Names of the functions, those of the driver first.
     names: Vec<String>,
-    /// Where a record of [`XMIT`] has the length of the packet.
+    /// Position of the packet's length in a record of [`XMIT`].
     length: Option<Range<usize>>,
 }
 
 impl Probes {
-    /// Those of a program with one thread, and of its device.
+    /// Returns the probes for a program with one thread and for its device.
     fn of(pid: u32, device: &str) -> Result<Self> {
         let mut all = Self {
             list: Vec::new(),
@@ -244,7 +245,8 @@ fn mapped(maps: &str, library: &str) -> Option<PathBuf> {
     files.iter().find(is_it).map(PathBuf::from)
 }
 
-/// Counts calls and their time; the packets that the driver drops, with the packets that wait then.
+/// Counts calls and their time, and returns the packets that the driver dropped, with the number of
+/// packets that waited then.
 fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
     hits.sort_by_key(|hit| hit.nanoseconds);
     let mut calls = vec![Calls::default(); probes.names.len()];
@@ -298,7 +300,7 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
             Kind::Copied => {
                 if running.contains_key(&(hit.tid, READ)) {
                     idle_reads.remove(&hit.tid);
-                    // Those that waited when the records began are not known.
+                    // The number of packets that waited when the records began is unknown.
                     waiting = (waiting - 1).max(0);
                 }
             }
@@ -307,7 +309,7 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
     (calls, dropped)
 }
 
-/// The driver's functions, then those of the program, the longest first.
+/// Lists the driver's functions and then the program's, the longest time first.
 fn functions(row: &str, seconds: f64, names: &[String], calls: &[Calls]) -> List {
     let all: Vec<(&String, &Calls)> = names.iter().zip(calls).collect();
     let (driver, program) = all.split_at(DRIVER.len());

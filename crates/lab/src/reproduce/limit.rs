@@ -15,7 +15,7 @@ const LIMIT: &str = "the limit";
 /// fragments of 1,480.
 const DATAGRAM: usize = 1_472;
 const LARGE_DATAGRAM: usize = 44 * 1_480 - 8;
-/// Of the time of a load.
+/// Share of a load's usual time that each measurement takes.
 const SHARE: f64 = 1.0 / 3.0;
 /// Time for a stream to find its rate.
 const WARMUP: Duration = Duration::from_millis(300);

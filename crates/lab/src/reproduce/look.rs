@@ -17,7 +17,7 @@ use crate::scenario::{Diagnosis, load_recording};
 use crate::site::Host;
 use crate::tunnel::Running;
 
-/// How long the doctor looks, in seconds.
+/// Duration of the doctor's measurement, in seconds.
 pub(super) const LOOK: f64 = 6.0;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(2);
@@ -25,13 +25,13 @@ const WARMUP: Duration = Duration::from_secs(2);
 /// The doctor's verdict on one setup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Look {
-    /// The way: name of a row.
+    /// Name of the row with this setup.
     pub of: String,
     /// Causes that count as correct.
     pub right: Vec<Cause>,
     /// The doctor's diagnosis.
     pub said: Option<Diagnosis>,
-    /// Why it said nothing.
+    /// Why the doctor gave no verdict.
     pub problem: Option<String>,
     /// Name of the recording's file, where recordings are kept.
     pub recording: Option<String>,
@@ -40,7 +40,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// Returns whether it named a correct cause.
+    /// Returns whether the doctor named a correct cause.
     pub fn is_right(&self) -> bool {
         self.said
             .as_ref()
@@ -52,24 +52,25 @@ impl Look {
 pub(super) struct Looker<'a> {
     /// Name of the row.
     pub of: &'a str,
-    /// Where the doctor is.
+    /// The host on which the doctor runs.
     pub host: &'a Host,
     /// Interface to diagnose.
     pub interface: String,
     /// Expected throughput, in Mbit/s, if it is known.
     pub expected: Option<f64>,
-    /// The cause that is right.
+    /// The correct cause.
     pub right: Option<Cause>,
-    /// How long it looks.
+    /// Duration of the doctor's measurement, in seconds.
     pub seconds: f64,
-    /// How deep; as it likes if `None`.
+    /// Level of the doctor; `None`: its own choice.
     pub level: Option<u32>,
     /// Reads published quantities from the doctor's measurements.
     pub facts: fn(&Recording) -> Vec<(String, f64)>,
 }
 
 impl<'a> Looker<'a> {
-    /// One that looks as usual at a host's interface of a tunnel, for this cause.
+    /// Creates a setup with the usual duration, for the tunnel's interface of a host and this
+    /// correct cause.
     pub fn at(of: &'a str, running: &Running, host: &'a Host, right: Cause) -> Self {
         Self {
             right: Some(right),
@@ -77,7 +78,7 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// One that looks as usual.
+    /// Creates a setup with the usual duration.
     pub fn new(of: &'a str, host: &'a Host, interface: &str) -> Self {
         Self {
             of,
@@ -91,11 +92,11 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// Runs the doctor now; returns its verdict and its recording.
+    /// Runs the doctor now, and returns its verdict and its recording.
     ///
     /// # Errors
-    /// No scratch directory, a file that is no recording; [`LabError::Interrupted`]. The look has
-    /// the doctor's own errors.
+    /// There is no scratch directory, or a file is not a recording; [`LabError::Interrupted`].
+    /// Errors of the doctor itself are in the result.
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
         let scratch = private_directory()?;
         let file = format!("{}.parquet", file_stem(desk.source, self.of));
@@ -152,7 +153,7 @@ impl<'a> Looker<'a> {
     /// Returns the verdict during a load.
     ///
     /// # Errors
-    /// No load, and those of [`Looker::look`].
+    /// The load cannot start; the errors of [`Looker::look`].
     pub fn look_under(&self, load: &LiveOptions, ends: &Ends<'_>, desk: Desk<'_>) -> Result<Look> {
         live(ends, load, desk.interrupt, |_| {
             desk.interrupt.sleep(WARMUP)?;
@@ -162,7 +163,7 @@ impl<'a> Looker<'a> {
 }
 
 impl Desk<'_> {
-    /// Where recordings are kept, which exists then; else this directory.
+    /// Returns the directory for recordings, and creates it; without one, returns `scratch`.
     pub(super) fn directory<'a>(&'a self, scratch: &'a Path) -> Result<&'a Path> {
         let directory = self.options.recordings.as_deref().unwrap_or(scratch);
         std::fs::create_dir_all(directory).doing(format!("make {}", directory.display()))?;
@@ -170,12 +171,12 @@ impl Desk<'_> {
     }
 }
 
-/// Name of a row's files, without ending.
+/// Returns the name of a row's files, without extension.
 pub(super) fn file_stem(source: Source, row: &str) -> String {
     format!("{source}-{}", slug(row))
 }
 
-/// A row's name as part of a file's.
+/// Returns a row's name as a part of a file name.
 fn slug(name: &str) -> String {
     let letters = name.chars().map(|c| match c {
         c if c.is_ascii_alphanumeric() => c.to_ascii_lowercase(),

@@ -67,7 +67,7 @@ pub struct ReproduceOptions {
     /// Congestion control of all hosts, whatever this machine's default is
     #[arg(long, value_name = "NAME", default_value_t, value_enum)]
     pub congestion: Congestion,
-    /// Where recordings of the doctor's looks are kept; nowhere if `None`.
+    /// Directory for the doctor's recordings; `None`: they are not kept.
     #[arg(skip)]
     pub recordings: Option<PathBuf>,
 }
@@ -78,22 +78,22 @@ impl Default for ReproduceOptions {
     }
 }
 
-/// Result of an experiment, as far as it has got.
+/// Results of an experiment so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Experiment {
-    /// Which one.
+    /// Source of the experiment.
     pub source: Source,
-    /// When it ended, UTC.
+    /// Time at which the experiment ended, UTC.
     pub date: String,
-    /// Where.
+    /// The machine on which it ran.
     pub machine: Machine,
-    /// How.
+    /// Options of the experiment.
     pub options: ReproduceOptions,
-    /// How long it took, in seconds.
+    /// Duration of the experiment, in seconds.
     pub took: f64,
     /// Measured and published figures.
     pub figures: Vec<Figures>,
-    /// The same for many ways at once.
+    /// Figures of many setups, as tables.
     pub grids: Vec<Grid>,
     /// Other results.
     pub lists: Vec<List>,

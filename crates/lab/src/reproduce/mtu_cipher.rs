@@ -3,8 +3,8 @@
 //!
 //! A tunnel starts once a round for each cipher, and the MTU of its interface changes at both ends
 //! while it runs. OpenVPN is configured with the largest one, so that its buffers fit every size.
-//! Rows that differ by their cipher only have more rounds than others, and
-//! [`noise`] says of each pair whether its difference stands above the noise.
+//! Rows that differ only by their cipher have more rounds than others, and [`noise`] decides for
+//! each pair whether its difference exceeds the noise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,15 +28,15 @@ use crate::tunnel::{Changes, Running, Tunnel};
 
 /// MTUs inside the tunnel, in bytes.
 const MTUS: [u32; 8] = [1_500, 6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
-/// Those of ciphers that the source did not sweep.
+/// MTUs for ciphers that the source did not sweep.
 const FEW: &[u32] = &[1_500, 9_000, 48_000];
-/// Those without a cipher: with all of its table for 10 Gbit/s.
+/// MTUs without a cipher: these include all of the source's table for 10 Gbit/s.
 const WITHOUT: &[u32] = &[1_500, 9_000, 48_000, 60_000];
-/// Those of the source's sweep.
+/// MTUs of the source's sweep.
 const SWEPT: &[u32] = &[6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
-/// Those of its table for 10 Gbit/s.
+/// MTUs of the source's table for 10 Gbit/s.
 const FASTER_MTUS: &[u32] = &[9_000, 48_000, 60_000];
-/// Places in [`MTUS`].
+/// Indices in [`MTUS`].
 const SMALL: usize = 1;
 const MIDDLE: usize = 2;
 const LARGE: usize = 6;
@@ -52,7 +52,8 @@ const GCM: &str = "AES-256-GCM";
 const CHACHA: &str = "ChaCha20-Poly1305";
 const BLOWFISH: &str = "BF-CBC";
 const NO_AES: &str = "AES-256-CBC, no AES-NI";
-/// OpenSSL without any extension of the instruction set: a library as slow as they were.
+/// OpenSSL without any extension of the instruction set: as slow as the libraries of the source's
+/// time.
 const SLOW_CBC: &str = "AES-256-CBC, slow library";
 const SLOW_BLOWFISH: &str = "BF-CBC, slow library";
 const CBC_OPTIONS: &[&str] = &["--cipher", CBC, "--data-ciphers", CBC];
@@ -101,7 +102,7 @@ const CIPHERS: [Cipher; 9] = [
     (SLOW_CBC, CBC_OPTIONS, [None; 8]),
     (SLOW_BLOWFISH, BLOWFISH_OPTIONS, [None; 8]),
 ];
-/// Ours, and what its configuration says. No release build knows the last one.
+/// Seikan's ciphers, and their names in its configuration. Release builds do not have the last one.
 const OWN: [(&str, &str); 3] = [
     (OWN_AES, "aes-256-gcm"),
     (OWN_CHACHA, "chacha20-poly1305"),
@@ -114,7 +115,7 @@ const OWN_NONE: &str = "Seikan, none";
 /// A setup without a tunnel: its name, features of the NICs and their MTU, the published figure in
 /// Mbit/s.
 type Bare = (&'static str, &'static [(Feature, bool)], u32, Option<f64>);
-/// MTUs of the NICs: that of the source, and of jumbo frames.
+/// MTUs of the NICs: that of the source, and jumbo frames.
 const NIC: u32 = 1_500;
 const JUMBO: u32 = 9_000;
 /// The link without a tunnel, and the published figures for 10 Gbit/s, in Mbit/s.
@@ -150,7 +151,7 @@ const SETUPS: [Setup; 5] = [
 const PUBLISHED_NONE: f64 = 930.0;
 const PUBLISHED_SHORT: f64 = 885.0;
 const PUBLISHED_CBC: f64 = 878.0;
-/// Where the slower machine encrypts.
+/// Published figures in Mbit/s where the slower machine encrypts.
 const SLOW_SHORT: f64 = 748.0;
 const SLOW_LONG: f64 = 543.0;
 
@@ -209,17 +210,19 @@ const COMPARED: [Compared; 8] = [
 
 /// The faster link of the source, in bit/s: for the link itself, and OpenVPN without a cipher.
 const FASTER: u64 = 10 * GIGABIT;
-/// Ciphers that are measured over it: none, as published, and those that the source leaves open.
+/// Ciphers that are measured over the faster link: none, as published, and ciphers that the source
+/// did not measure there.
 const OVER_FASTER: [&str; 4] = [NONE, CBC, GCM, OWN_AES];
 /// Ciphers that are swept over a link of the source's speed: the published ones, and both with a
 /// slow library.
 const PUBLISHED: [&str; 4] = [CBC, BLOWFISH, SLOW_CBC, SLOW_BLOWFISH];
-/// How much slower AES was with the source's slow library, about, whatever the MTU, and Blowfish.
+/// Approximate factors by which AES and Blowfish were slower with the source's slow library, at any
+/// MTU.
 const SLOWER: [f64; 2] = [2.0, 1.0];
 
 /// Time for a stream to find its rate: there is no distance.
 const WARMUP: Duration = Duration::from_millis(250);
-/// Of the time of a load: there are many.
+/// Share of a load's usual time that each measurement takes, because there are many.
 const SHARE: f64 = 0.2;
 
 /// Rounds of rows that differ by their cipher: 5 for every 3.
@@ -227,7 +230,7 @@ fn cipher_rounds(bench: &Bench<'_>) -> u32 {
     (bench.options.rounds * 5 / 3).max(1)
 }
 
-/// The MTUs that a cipher is measured with where no link limits it.
+/// Returns the MTUs with which a cipher is measured where no link limits it.
 fn mtus_of(cipher: &str) -> &'static [u32] {
     match cipher {
         CBC | BLOWFISH => &MTUS,
@@ -236,7 +239,7 @@ fn mtus_of(cipher: &str) -> &'static [u32] {
     }
 }
 
-/// One sweep over MTUs, and the link it is made over.
+/// A sweep over MTUs, and its link.
 #[derive(Clone, Copy)]
 struct Sweep<'a> {
     names: &'a [&'static str],
@@ -321,8 +324,8 @@ pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     found.attempt(|found| diagnoses(bench, found))
 }
 
-/// Ciphers that are compared at the same MTU: the first should be faster, and the published factor
-/// is that of the MTU's figures unless there is another.
+/// Ciphers that are compared at the same MTU. The first should be faster. The published factor
+/// follows from the figures for the MTU unless another is given.
 const PAIRS: [Pair; 9] = [
     Pair::new(NONE, SHORT_KEY, FEW),
     Pair::new(SHORT_KEY, CBC, FEW),
@@ -355,7 +358,7 @@ fn grid(columns: Vec<Figures>, rate: Option<u64>) -> Grid {
     }
 }
 
-/// One stream, in Mbit/s.
+/// Measures the rate of one stream, in Mbit/s.
 fn stream(bench: &Bench<'_>, running: &Running, direction: Direction) -> Result<f64> {
     let options = TcpOptions {
         direction,
@@ -529,8 +532,8 @@ fn order(figures: &Figures, found: &mut Experiment) {
     found.claims.extend(claims);
 }
 
-/// AES where both ends are alike, and where host B has no instructions for it and decrypts, or
-/// encrypts.
+/// Measures AES where both ends are alike, and where host B lacks AES instructions and either
+/// decrypts or encrypts.
 fn both_directions(
     bench: &mut Bench<'_>,
     rate: u64,
@@ -588,7 +591,7 @@ fn claims(columns: &[Figures], found: &mut Experiment) {
         let claim = column.map(|column| column.claim(&large, &MTUS[SMALL].to_string()));
         found.claims.extend(claim);
     }
-    // The same MTU across ciphers.
+    // Compare ciphers at the same MTU.
     let across = |place: usize| {
         let rows = columns.iter().map(|column| Row {
             name: column.title.clone(),
@@ -597,7 +600,7 @@ fn claims(columns: &[Figures], found: &mut Experiment) {
         Figures::new(format!("MTU {}", MTUS[place]), "Mbit/s", rows)
     };
     let mut none = across(MIDDLE).claim(NONE, CBC);
-    // Both with AES instructions.
+    // Both published figures are with AES instructions.
     none.published = Some(PUBLISHED_NONE / PUBLISHED_CBC);
     let large = across(LARGE);
     let claims = [none, large.claim(CBC, NO_AES), large.claim(OWN_AES, CBC)];

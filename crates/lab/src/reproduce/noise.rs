@@ -1,6 +1,6 @@
-//! Whether a difference between two ciphers stands above the noise: it does if it goes the same way
-//! in each of at least five rounds, which chance alone does in one of 16. Rounds are interleaved, so
-//! both rows of a round are close in time.
+//! Decides whether a difference between two ciphers exceeds the noise. It does if it has the same
+//! sign in each of at least five rounds, which happens by chance in one of 16 cases. Rounds are
+//! interleaved, so both rows of a round are close in time.
 
 use super::figures::{Claim, Row, cell};
 use super::{Figures, List};
@@ -11,12 +11,13 @@ pub(super) struct Pair {
     more: &'static str,
     less: &'static str,
     mtus: &'static [u32],
-    /// How many times as fast, at every MTU.
+    /// Published ratio of the speeds, at every MTU.
     published: Option<f64>,
 }
 
 impl Pair {
-    /// A pair at these MTUs. The published factor is that of both columns.
+    /// Creates a pair for these MTUs. The published factor follows from the figures of both
+    /// columns.
     pub(super) const fn new(more: &'static str, less: &'static str, mtus: &'static [u32]) -> Self {
         Self {
             more,
@@ -26,7 +27,7 @@ impl Pair {
         }
     }
 
-    /// The same with a published factor for all MTUs.
+    /// Creates a pair with one published factor for all MTUs.
     pub(super) const fn published(
         more: &'static str,
         less: &'static str,
@@ -40,7 +41,7 @@ impl Pair {
     }
 }
 
-/// Rounds that a difference needs.
+/// Minimum number of rounds for a difference.
 const ENOUGH: usize = 5;
 
 /// One comparison.
@@ -62,7 +63,7 @@ impl Line {
         }
     }
 
-    /// Whether it stands above the noise, in words.
+    /// Returns whether the difference exceeds the noise, in words.
     fn verdict(&self) -> &'static str {
         let rounds = &self.claim.rounds;
         let all = |wanted: fn(&f64) -> bool| rounds.iter().all(wanted);
@@ -103,7 +104,7 @@ pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<L
     lines
 }
 
-/// Table of all comparisons, most of which had so many rounds.
+/// Returns a table of all comparisons, most of which had `rounds` rounds.
 pub(super) fn list(lines: &[Line], rounds: u32) -> List {
     let rows = lines.iter().map(|line| {
         let spread = line.claim.spread();

@@ -170,7 +170,7 @@ fn loads(limit: Option<u64>) -> &'static [Load] {
 /// Quantities of loads out of the device.
 const OUTWARDS: usize = 4;
 
-/// Those of loads out of the device, then those of loads into it, if they were measured.
+/// Returns the figures of loads from the device, then of loads to it, if they were measured.
 fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
     let quantity = |title: &str, unit: &str, load, figure: Figure, there: &[(usize, f64)]| {
         let rows = ROWS.iter().enumerate().map(|(index, (way, name))| {
@@ -217,8 +217,8 @@ fn of_round(round: &Round, load: Load, figure: Figure) -> Option<f64> {
 /// The rows whose connection is sampled.
 const FOLLOWED_ROWS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
 
-/// One connection over time: seconds with Mbit/s, with KB of its congestion window, and with
-/// segments sent again so far.
+/// One connection over time in seconds: its rate in Mbit/s, its congestion window in KB, and the
+/// number of retransmitted segments so far.
 #[derive(Default)]
 struct Trail {
     rate: Vec<[f64; 2]>,
@@ -272,7 +272,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     Ok(())
 }
 
-/// How many packets the kernel receives at a time.
+/// Lists the number of packets that the kernel receives at a time.
 fn softirqs(trails: &[(&str, Trail)]) -> List {
     let rows = trails.iter().map(|(name, trail)| {
         let Received {

@@ -25,7 +25,7 @@ const OVERHEAD: u32 = 80;
 const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(400);
-/// Of the time of a load: there are many.
+/// Share of a load's usual time that each measurement takes, because there are many.
 const SHARE: f64 = 0.25;
 /// Quantities of each point: title, unit, whether more is better.
 const QUANTITIES: [(&str, &str, bool); 4] = [
@@ -37,7 +37,7 @@ const QUANTITIES: [(&str, &str, bool); 4] = [
 /// See [`QUANTITIES`].
 type Values = [Option<f64>; QUANTITIES.len()];
 
-/// Of datagrams, how many must be answered for the others' waiting to be called short.
+/// Percentage of datagrams that must be answered for the delay to count as short.
 const ANSWERED: f64 = 99.0;
 
 /// The tunnel that is measured.

@@ -14,9 +14,9 @@ const Z: f64 = 1.959_963_984_540_054;
 /// A share with its 95 % interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// How many.
+    /// Number of hits.
     pub hits: u32,
-    /// Of how many.
+    /// Number of cases.
     pub of: u32,
     /// Lower end, 0 to 1.
     pub low: f64,
@@ -48,42 +48,42 @@ impl Interval {
         }
     }
 
-    /// The share itself; `None` of nothing.
+    /// Returns the share; `None` without cases.
     pub fn share(self) -> Option<f64> {
         (self.of > 0).then(|| f64::from(self.hits) / f64::from(self.of))
     }
 }
 
-/// How one cause fared.
+/// Results for one cause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PerClass {
     /// The cause.
     pub cause: Cause,
-    /// Cases of it in which it was named.
+    /// Cases of this cause in which it was named.
     pub recall: Interval,
-    /// Cases in which it was named that were of it.
+    /// Cases in which this cause was named and correct.
     pub precision: Interval,
-    /// Cases of it in which it was the first or the second that was named.
+    /// Cases of this cause in which it was the first or second cause named.
     pub first_two: Interval,
-    /// Harmonic mean of precision and recall; 0 if it was never rightly named.
+    /// Harmonic mean of precision and recall; 0 if the cause was never named correctly.
     pub f1: f64,
 }
 
 /// Correct diagnoses of a naive method on the same cases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
-    /// Which.
+    /// Name of the method.
     pub name: String,
-    /// How often it names the cause.
+    /// Cases in which it names the cause.
     pub top_1: Interval,
 }
 
 /// Cases of two faults at once; they are in no other count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Doubles {
-    /// The cause named first is one of both.
+    /// Cases in which the cause named first is one of the two.
     pub one_first: Interval,
-    /// Both are among the first two that were named.
+    /// Cases in which both causes are among the first two named.
     pub both_in_two: Interval,
 }
 
@@ -93,13 +93,13 @@ pub struct Fixes {
     /// Cases with a remedy on this host (`fixable` in the scenario) in which a remedy was tried and
     /// the throughput then reached 90 % of the healthy one.
     pub restored: Interval,
-    /// Of these cases, those in which a change stayed.
+    /// Cases among these in which a change was kept.
     pub kept: Interval,
-    /// Cases in which nothing stayed and everything was as before.
+    /// Cases in which no change was kept and the state was as before.
     pub rolled_back: Interval,
-    /// Cases in which something stayed and everything was as before once that was undone.
+    /// Cases in which a change was kept, and the state was as before after it was undone.
     pub undone: Interval,
-    /// Settings that differ from before.
+    /// Settings that differ from their former values.
     pub left: Vec<String>,
 }
 
@@ -110,29 +110,29 @@ pub struct Counts {
     pub cases: u32,
     /// Cases whose throughput fell too little, and controls whose throughput fell.
     pub discarded: u32,
-    /// Cases that count in which the doctor said nothing; they are taken as `unknown`.
+    /// Cases that count in which the doctor gave no diagnosis; they are treated as `unknown`.
     pub silent: u32,
-    /// The cause was named.
+    /// Cases in which the cause or an equally correct one was named.
     pub top_1: Interval,
-    /// It was named itself, and not another that is as right.
+    /// Cases in which the cause itself was named, not an equally correct one.
     pub strict: Interval,
-    /// It was the first or second that was named.
+    /// Cases in which the cause was the first or second named.
     pub top_2: Interval,
     /// Results of naive tools on the same cases.
     pub baselines: Vec<Baseline>,
-    /// Two faults at once.
+    /// Results for two faults at once.
     pub doubles: Doubles,
     /// Results of changes.
     pub fixes: Fixes,
-    /// Mean of the F1 of the causes there were cases of.
+    /// Mean F1 of the causes that had cases.
     pub macro_f1: f64,
-    /// `unknown` was said where there was something.
+    /// Cases with a fault in which the diagnosis was `unknown`.
     pub abstained: Interval,
-    /// A cause was named where there was nothing.
+    /// Cases without a fault in which a cause was named.
     pub false_alarms: Interval,
-    /// Seconds until the doctor spoke.
+    /// Time until the doctor's diagnosis, in seconds.
     pub seconds: Option<Spread>,
-    /// Each cause there were cases of.
+    /// Results for each cause that had cases.
     pub classes: Vec<PerClass>,
     /// Counts of (true cause, diagnosed cause), in the order of the catalogue.
     pub confusion: Vec<(Cause, Cause, u32)>,
@@ -161,7 +161,7 @@ impl Counts {
         ]
     }
 
-    /// Counts; the class that was most frequent in `training` is a baseline.
+    /// Counts the outcomes. The most frequent class in `training` is one baseline.
     pub fn of<'a>(
         outcomes: impl IntoIterator<Item = &'a Outcome>,
         training: impl IntoIterator<Item = &'a Outcome>,

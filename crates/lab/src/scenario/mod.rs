@@ -1,8 +1,8 @@
-//! Scenarios: tunnels that were made slow on purpose, for the doctor to find out why.
+//! Scenarios: tunnels that are made slow on purpose, to test whether the doctor finds the cause.
 //!
 //! A [`Scenario`] is a file of `scenarios/`: a tunnel, a load, a [`Fault`], and the expected
-//! diagnosis. [`run`] plays it once: load without the fault, load with it, and the doctor
-//! meanwhile, which gets only the interface and the expected rate. [`mod@score`] plays many with
+//! diagnosis. [`run`] plays it once: load without the fault, then load with it. Meanwhile the
+//! doctor runs, which knows only the interface and the expected rate. [`mod@score`] plays many with
 //! random severities and counts.
 
 mod again;
@@ -47,7 +47,7 @@ pub const UNTUNED_TUNNEL: &str = "boringtun";
 /// Number of bands of the range of severities; the odd ones are held out.
 const BANDS: u32 = 10;
 
-/// Which half of the cases.
+/// The half of the cases that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
@@ -64,7 +64,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// Which host: A sends, B receives, and some tunnels have one in the middle.
+/// A host: A sends, B receives, and some tunnels have a host in the middle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
@@ -87,7 +87,7 @@ pub struct LinkSpec {
     pub offload: bool,
     /// Delay of each direction, in milliseconds; needs a wire.
     pub delay: Option<f64>,
-    /// Microseconds for which a card waits for more packets before it hands them on; see
+    /// Time in microseconds for which a NIC waits for more packets before it passes them on; see
     /// [`Link::moderation`].
     pub moderation: u32,
 }
@@ -113,9 +113,9 @@ pub struct LoadSpec {
     /// TCP streams.
     #[serde(default = "one")]
     pub streams: usize,
-    /// Offered rate in Mbit/s; as much as goes if left out.
+    /// Offered rate in Mbit/s; if left out, unlimited.
     pub rate: Option<f64>,
-    /// UDP payload, or bytes of each short connection.
+    /// UDP payload, or data of each short connection, in bytes.
     pub size: Option<usize>,
     /// Congestion control of the hosts.
     #[serde(default)]
@@ -147,25 +147,24 @@ impl LoadSpec {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scenario {
-    /// Its name, which is that of its file.
+    /// Name of the scenario, which is also the name of its file.
     pub name: String,
     /// Description, in a sentence.
     pub about: String,
     /// The cause to be found.
     pub cause: Cause,
-    /// Other causes that are as right.
+    /// Other causes that are equally correct.
     #[serde(default)]
     pub also: Vec<Cause>,
     /// Causes that the verdict's chain should contain, the symptom first.
     #[serde(default)]
     pub chain: Vec<Cause>,
-    /// Tunnels it can be played with; those that are not here are left out.
+    /// Tunnels with which the scenario can be played. Tunnels that are not installed are left out.
     pub tunnels: Vec<String>,
-    /// Whether what would help is a setting of the host on which the doctor looks, of that host
-    /// alone, and of no program.
+    /// Whether the remedy is a setting of the doctor's host only, and not of a program.
     #[serde(default)]
     pub fixable: bool,
-    /// Where the doctor looks.
+    /// The host on which the doctor runs.
     #[serde(default)]
     pub doctor: End,
     /// The link.
@@ -175,7 +174,7 @@ pub struct Scenario {
     pub load: LoadSpec,
     /// The fault.
     pub fault: Fault,
-    /// Another one at the same time.
+    /// A second fault at the same time.
     pub second: Option<Second>,
 }
 
@@ -185,7 +184,7 @@ pub struct Scenario {
 pub struct Second {
     /// The cause to be found.
     pub cause: Cause,
-    /// The fault: one of a tunnel that runs.
+    /// The fault, which must apply to a running tunnel.
     pub fault: Fault,
 }
 
@@ -193,7 +192,7 @@ impl Scenario {
     /// Reads and checks a file called `name`.
     ///
     /// # Errors
-    /// What is wrong in it, and where.
+    /// The mistake in the file, and its position.
     pub fn parse(name: &str, text: &str) -> Result<Self> {
         let wrong = |what: String| LabError::Usage(format!("scenario {name}: {what}"));
         let scenario: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
@@ -258,7 +257,7 @@ impl Scenario {
         self.fault.check(&self.load)
     }
 
-    /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for
+    /// Returns the link without the fault: an emulated link if a delay or a fault of the link needs
     /// one.
     pub fn link(&self) -> Link {
         let delay = self.link.delay.unwrap_or_default();
@@ -284,7 +283,7 @@ impl Scenario {
     /// Every scenario, in the order of the catalogue of causes.
     ///
     /// # Errors
-    /// A file that is wrong, which is a bug.
+    /// A file is invalid, which is a bug.
     pub fn all() -> Result<Vec<Self>> {
         let mut all = FILES
             .iter()
@@ -297,7 +296,7 @@ impl Scenario {
     /// The scenario called `name`.
     ///
     /// # Errors
-    /// There is none; the text lists those there are.
+    /// There is no such scenario; the text lists all scenarios.
     pub fn find(name: &str) -> Result<Self> {
         let all = Self::all()?;
         let names: Vec<String> = all.iter().map(|s| s.name.clone()).collect();
@@ -309,7 +308,7 @@ impl Scenario {
         })
     }
 
-    /// Its tunnels that can run here, those of `split` only.
+    /// Returns the scenario's tunnels that can run here and belong to `split`.
     pub fn available_tunnels(&self, split: Split) -> Vec<String> {
         let here = |name: &&String| {
             let tunnel = tunnel::named(name, &Changes::default());
@@ -318,7 +317,7 @@ impl Scenario {
         let all = self.tunnels.iter().filter(here);
         match split {
             Split::Train => all.filter(|t| *t != UNTUNED_TUNNEL).cloned().collect(),
-            // Every other case with the tunnel that is held out.
+            // Use the held-out tunnel in every other case.
             Split::HeldOut => {
                 let (held, others): (Vec<&String>, Vec<&String>) =
                     all.partition(|t| *t == UNTUNED_TUNNEL);
@@ -340,9 +339,9 @@ impl Scenario {
 pub struct Draw {
     /// The tunnel.
     pub tunnel: String,
-    /// How bad the fault is, in its unit; `None` without a fault.
+    /// Severity of the fault, in its unit; `None` without a fault.
     pub severity: Option<f64>,
-    /// How bad the second one is; `None` without.
+    /// Severity of the second fault; `None` without one.
     pub second: Option<f64>,
 }
 
@@ -350,7 +349,7 @@ impl Draw {
     /// Draws case `number` of a scenario; `None` if none of its tunnels can run here.
     pub fn new(scenario: &Scenario, split: Split, seed: u64, number: u32) -> Option<Self> {
         let tunnels = scenario.available_tunnels(split);
-        // One after the other, so that few cases see many tunnels.
+        // Use the tunnels one after the other, so that few cases cover many tunnels.
         let turn = (seed as usize).wrapping_add(number as usize);
         let tunnel = tunnels.get(turn % tunnels.len().max(1))?.clone();
         let stream = scenario.name.bytes().fold(seed, |hash, byte| {
@@ -378,7 +377,7 @@ fn uniform(seed: u64, index: u32) -> f64 {
     (u64::from_le_bytes(word) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Log-uniform over the bands of `range` that belong to `split`.
+/// Returns a log-uniform value over the bands of `range` that belong to `split`.
 fn in_band([from, to]: [f64; 2], fraction: f64, split: Split) -> f64 {
     let position = fraction * f64::from(BANDS / 2);
     let band = 2.0 * position.floor() + f64::from(u8::from(split == Split::HeldOut));

@@ -22,30 +22,31 @@ use crate::load::live;
 use crate::site::Hosts;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
-/// A case counts only if throughput fell by so much; a control, only if it did not.
+/// Share of the throughput that must be lost for a case to count. A control counts only if it is
+/// not lost.
 pub const LEAST_LOSS: f64 = 0.1;
-/// Less of the offered rate than this without the fault: something else is wrong, such as a busy
-/// machine.
+/// Share of the offered rate that must get through without the fault. If it is less, something else
+/// is wrong, such as a busy machine.
 const LEAST_HEALTHY: f64 = 0.9;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
 
-/// How to play.
+/// Options of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOptions {
-    /// How long throughput is measured each time, in seconds.
+    /// Duration of each measurement of throughput, in seconds.
     pub measure: f64,
     /// Duration of the doctor's measurement, in seconds; `None`: it does not run.
     pub doctor: Option<f64>,
-    /// How deep it looks, 0 to 2; as it likes if `None`.
+    /// Level of the doctor, 0 to 2; `None`: its own choice.
     pub level: Option<u32>,
-    /// Have it try what helps, and see whether that is so.
+    /// Let the doctor try remedies, and check their effect.
     pub fix: bool,
     /// File for the doctor's recording, if any.
     pub recording: Option<PathBuf>,
-    /// Ask the doctor even if throughput did not fall enough for the case to count.
+    /// Run the doctor even if throughput did not fall enough for the case to count.
     pub always: bool,
-    /// Leave the tunnel with fault and load until an interrupt, after telling where it is.
+    /// Print how to enter the hosts, and keep tunnel, fault and load until an interrupt.
     pub keep: bool,
 }
 
@@ -68,9 +69,9 @@ impl Default for RunOptions {
 pub struct Outcome {
     /// The scenario.
     pub scenario: String,
-    /// The cause that it has.
+    /// The cause of the slowness.
     pub cause: Cause,
-    /// Others that are as right.
+    /// Other causes that are equally correct.
     #[serde(default)]
     pub also: Vec<Cause>,
     /// The cause of a second fault.
@@ -81,9 +82,9 @@ pub struct Outcome {
     pub fixable: bool,
     /// The tunnel.
     pub tunnel: String,
-    /// How bad the fault was.
+    /// Severity of the fault.
     pub severity: Option<f64>,
-    /// In this unit.
+    /// Unit of the severity.
     pub unit: String,
     /// Throughput without the fault, in Mbit/s.
     pub healthy: f64,
@@ -91,7 +92,7 @@ pub struct Outcome {
     pub expected: f64,
     /// Throughput with the fault, in Mbit/s.
     pub faulty: f64,
-    /// The same while the doctor looked.
+    /// Throughput during the doctor's measurement, in Mbit/s.
     pub examined: Option<f64>,
     /// Share of the expected throughput that was lost; negative if it rose.
     pub loss: f64,
@@ -107,7 +108,7 @@ pub struct Outcome {
     /// Result of the doctor's changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<Repair>,
-    /// Why it said nothing.
+    /// Why the doctor gave no diagnosis.
     pub problem: Option<String>,
 }
 
@@ -128,15 +129,15 @@ impl Outcome {
         })
     }
 
-    /// Of a double fault: whether the first that was named is one of both, and whether both are
-    /// among the first two.
+    /// For a double fault, returns whether the cause named first is one of the two, and whether
+    /// both are among the first two named.
     pub fn of_both(&self) -> Option<[bool; 2]> {
         let both = [self.cause, self.second?];
         let Some(diagnosis) = &self.diagnosis else {
             return Some([false; 2]);
         };
         let mut named = vec![self.folded(diagnosis.cause)];
-        // One may act through the other: the chain has both.
+        // One cause may act through the other; then the chain has both.
         named.extend(diagnosis.chain.iter().skip(1).map(|c| self.folded(*c)));
         named.extend(diagnosis.alternatives.iter().map(|c| self.folded(*c)));
         let first_two = &named[..named.len().min(2)];
@@ -146,7 +147,7 @@ impl Outcome {
         ])
     }
 
-    /// The scenario's own cause for those that are as right.
+    /// Returns the scenario's own cause in place of an equally correct one.
     pub fn folded(&self, found: Cause) -> Cause {
         if self.also.contains(&found) {
             self.cause
@@ -156,11 +157,11 @@ impl Outcome {
     }
 }
 
-/// Plays `scenario` as drawn; calls `step` before every step.
+/// Plays `scenario` as drawn, and calls `step` before every step.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; a tunnel that does not start; a fault that cannot be made. The
-/// outcome has the errors of the doctor.
+/// [`LabError::Interrupted`]; the tunnel does not start; the fault cannot be made. Errors of the
+/// doctor are in the outcome.
 pub fn run(
     scenario: &Scenario,
     draw: &Draw,
@@ -256,7 +257,7 @@ struct Case<'a> {
     options: &'a RunOptions,
     interrupt: &'a Interrupt,
     expected: f64,
-    /// Whether it was healthy before.
+    /// Whether the tunnel was healthy before the fault.
     sound: bool,
     load: LiveOptions,
 }
@@ -275,8 +276,8 @@ impl Case<'_> {
         };
         step("the fault");
         let fault = &self.scenario.fault;
-        // Before the streams begin: values that they learned without the fault would look like a
-        // change of the path.
+        // Apply the fault before the streams start: values that they learned without the fault
+        // would look like a change of the path.
         let _fault = fault.apply(severity, site)?;
         let second = self.scenario.second.as_ref();
         let severity = self.draw.second.unwrap_or_default();
@@ -297,7 +298,7 @@ impl Case<'_> {
             }
             if self.options.keep {
                 step(&whereabouts(&site));
-                // An interruption ends it.
+                // An interrupt ends the wait.
                 let _ = self.interrupt.sleep(Duration::MAX / 4);
             }
             Ok(outcome)
@@ -369,7 +370,8 @@ impl Case<'_> {
         let rate = (meter.bytes() - bytes) as f64 * 8.0 / 1e6 / elapsed.as_secs_f64();
         outcome.examined = Some(rate);
         if self.scenario.fault.is_none() && rate < (1.0 - LEAST_LOSS) * self.expected {
-            // Something of this machine made it slow: a doctor that says so raises no false alarm.
+            // This machine itself made the tunnel slow. A doctor that reports this raises no false
+            // alarm.
             outcome.counts = false;
         }
         let repaired = match (&answer, &before) {
@@ -379,7 +381,7 @@ impl Case<'_> {
             _ => Ok(None),
         };
         if arguments.fix {
-            // In any case: a change that was kept may be one of the machine.
+            // Undo in any case: a change that was kept may affect the machine.
             doctor::undo(host, scratch.path(), &Interrupt::new())?;
         }
         outcome.repair = repaired?;
@@ -422,14 +424,14 @@ impl Case<'_> {
     }
 }
 
-/// Returns the expected throughput that the doctor gets as an argument. For a healthy paced load it
-/// gets none: it would take the present rate for the healthy one.
+/// Returns the expected throughput that the doctor gets as an argument. For a healthy paced load
+/// the doctor gets none: it would otherwise take the current rate for the healthy one.
 fn expected_argument(scenario: &Scenario, expected: f64) -> Option<f64> {
     let paced = scenario.fault.is_none() && scenario.load.options().rate.is_some();
     (!paced).then_some(expected)
 }
 
-/// How to get into the hosts.
+/// Returns text that explains how to enter the hosts.
 fn whereabouts(site: &Site<'_>) -> String {
     let mut text = String::from("kept until Ctrl-C");
     let hosts = [&site.hosts.a, &site.hosts.b];

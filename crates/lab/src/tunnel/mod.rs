@@ -1,9 +1,9 @@
 //! Tunnels between two hosts: none (the raw link), Seikan with both protocols, and other
 //! implementations.
 //!
-//! A [`Tunnel`] says whether it can run here and why not; [`start`] brings it up in fresh hosts and
-//! waits until the far end answers through it. Programs are looked up in the directories of
-//! `$SEIKAN_PEERS` (colon separated), then on `PATH`. One file per program family.
+//! A [`Tunnel`] reports whether it can run here, and if not, why. [`start`] starts it between new
+//! hosts and waits until the far end answers through it. Programs are looked up in the directories
+//! of `$SEIKAN_PEERS` (colon separated), then on `PATH`. One file per program family.
 
 pub mod crude;
 pub(crate) mod device;
@@ -35,7 +35,7 @@ use crate::load::wait_reachable;
 use crate::process::{Process, Processes};
 use crate::site::{Host, Hosts, Link, LinkKind};
 
-/// How long a tunnel may take until its far end answers.
+/// Maximum time until a tunnel's far end answers.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
 /// UDP port the tunnels listen on.
 pub(crate) const PORT: u16 = 51820;
@@ -55,7 +55,7 @@ pub trait Tunnel: Send + Sync {
         true
     }
 
-    /// Whether it can run here; if not, the reason, for people.
+    /// Checks whether the tunnel can run here.
     ///
     /// # Errors
     /// The reason.
@@ -63,27 +63,28 @@ pub trait Tunnel: Send + Sync {
         Ok(())
     }
 
-    /// The program's version, one line; `None` when it has none or does not say.
+    /// Returns the program's version in one line; `None` if it is unknown.
     fn version(&self) -> Option<String> {
         None
     }
 
-    /// Returns the link that it needs, given the requested one.
+    /// Returns the link that the tunnel needs, given the requested one.
     fn link(&self, asked: Link) -> Link {
         asked
     }
 
-    /// Starts it in both hosts. Files go to `dir`, which only we can read.
+    /// Starts the tunnel in both hosts. Files are written to `dir`, which only the lab's user can
+    /// read.
     ///
     /// # Errors
-    /// Whatever stops it from starting.
+    /// The reason why it does not start.
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
         start_ends(hosts.both(), dir, interrupt, &mut |end| {
             self.start_end(end, interrupt)
         })
     }
 
-    /// Starts one end, if it needs nothing but its two ends.
+    /// Starts one end, for tunnels that consist only of two ends.
     ///
     /// # Errors
     /// As [`Tunnel::up`].
@@ -94,18 +95,19 @@ pub trait Tunnel: Send + Sync {
         )))
     }
 
-    /// The interface of a host in the middle that packets cross, if the link takes the place of a tunnel.
+    /// Returns the interface that packets cross in the host in the middle, if the link replaces the
+    /// tunnel.
     fn crossed(&self) -> Option<&str> {
         None
     }
 
-    /// Returns the status of its end in `host`, as JSON; `None` if there is none. `dir` is the one
-    /// of [`Tunnel::up`].
+    /// Returns the status of the end in `host`, as JSON; `None` if there is none. `dir` is the
+    /// directory passed to [`Tunnel::up`].
     fn status(&self, _host: &Host, _dir: &Path) -> Option<serde_json::Value> {
         None
     }
 
-    /// From where to where load goes through it.
+    /// Returns the ends of a load through the tunnel.
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         match self.crossed() {
             Some(_) => hosts.over_link(),
@@ -113,8 +115,8 @@ pub trait Tunnel: Send + Sync {
         }
     }
 
-    /// Its interface in `host`: that of the link where there is no tunnel, the port to A of a host in
-    /// the middle.
+    /// Returns the tunnel's interface in `host`. Without a tunnel, it is the interface on the link;
+    /// in the middle, the port to A.
     fn device(&self, host: &Host) -> String {
         match (self.crossed(), host.name) {
             (Some(interface), "M") => interface.to_owned(),
@@ -130,7 +132,7 @@ impl fmt::Debug for dyn Tunnel {
     }
 }
 
-/// Running programs of a tunnel. Dropping it stops the programs, then removes the files.
+/// Running programs of a tunnel. Dropping this stops the programs.
 #[derive(Debug, Default)]
 pub struct Started {
     /// Programs of the tunnel.
@@ -154,7 +156,7 @@ impl Started {
         all.filter_map(Process::peak_rss).max()
     }
 
-    /// Waits until the other end answers; an error has the output of the programs.
+    /// Waits until the other end answers. An error contains the output of the programs.
     pub(crate) fn wait(&mut self, ends: &Ends<'_>, interrupt: &Interrupt) -> Result<()> {
         let answer = wait_reachable(ends, READY_PATIENCE, interrupt, || self.check_alive());
         answer.map_err(|error| self.explain(error))
@@ -196,7 +198,7 @@ impl Running {
         self.started.check_alive()
     }
 
-    /// From where to where load goes through it.
+    /// Returns the ends of a load through the tunnel.
     pub(crate) fn ends(&self) -> Ends<'_> {
         self.tunnel.ends(&self.hosts)
     }
@@ -221,7 +223,7 @@ pub fn start(tunnel: &Arc<dyn Tunnel>, link: Link, interrupt: &Interrupt) -> Res
     start_between(tunnel, Hosts::create(tunnel.link(link))?, interrupt)
 }
 
-/// The same between hosts that there are.
+/// Starts `tunnel` likewise, between existing hosts.
 ///
 /// # Errors
 /// As with [`start`].
@@ -243,15 +245,15 @@ pub fn start_between(
     })
 }
 
-/// One end of a tunnel that is to be started.
+/// One end of a tunnel to start.
 pub struct End<'a> {
-    /// Where it is.
+    /// The host of this end.
     pub host: &'a Host,
-    /// Where the other end is.
+    /// The host of the other end.
     pub other: &'a Host,
     pub(crate) own: &'a KeyPair,
     pub(crate) peer: &'a KeyPair,
-    /// Where its files go.
+    /// Directory for its files.
     pub(crate) dir: &'a Path,
 }
 
@@ -415,7 +417,7 @@ impl KeyPair {
         Ok(Self { private, public })
     }
 
-    /// As wg(8) writes keys.
+    /// Returns the private key in Base64, as wg(8) writes keys.
     pub(crate) fn private_base64(&self) -> String {
         STANDARD.encode(self.private.as_bytes())
     }
@@ -425,7 +427,7 @@ impl KeyPair {
     }
 }
 
-/// Writes a file that only we can read.
+/// Writes a file that only the lab's user can read.
 pub(crate) fn write_private(file: &Path, content: &str) -> Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

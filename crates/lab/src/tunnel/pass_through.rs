@@ -1,10 +1,11 @@
-//! A program that only passes packets on, over TCP and without encryption: each read of its TUN
-//! device goes out behind its length, and comes out of the other end's device in one write.
+//! A program that only passes packets on, over TCP and without encryption. It sends each packet
+//! that it reads from its TUN device with its length in front, and the other end writes it to its
+//! device in one write.
 //!
-//! A read returns a super-packet of several segments where the kernel has one, behind the
+//! A read returns a super-packet of several segments if the kernel has one, preceded by the
 //! virtio-net header that describes it, so N frames cross between kernel and program at once. With
-//! a number of frames for each write ([`PassThroughOptions::frames_per_write`]), the end that writes
-//! splits or merges what the other end has read, so both crossings can be chosen apart.
+//! [`PassThroughOptions::frames_per_write`], the writing end splits or merges the packets that the
+//! other end has read, so the frames of reads and of writes can be chosen separately.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -25,24 +26,24 @@ use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 use super::device;
 use crate::error::{Doing, LabError, Result};
 
-/// How long the connecting end tries, and how long between two attempts.
+/// Number of attempts of the connecting end, and pause between two attempts.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of the length before each packet.
+/// Size of the length before each packet, in bytes.
 const PREFIX: usize = 4;
-/// Bytes that are received at once where frames are merged: at least one packet with its length.
+/// Number of bytes received at once if frames are merged: at least one packet with its length.
 const BATCH_LEN: usize = 2 * (PREFIX + READ_BUFFER_LEN);
 
-/// An end, and where the other one is.
+/// Options of one end, and the address of the other one.
 #[derive(Clone, Debug, Args)]
 pub struct PassThroughOptions {
     /// Name of the TUN device to make
     #[arg(long, value_name = "INTERFACE")]
     pub device: String,
-    /// Its address
+    /// Address of the TUN device
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     pub address: Ipv4Net,
-    /// Wait for the other end here
+    /// Address on which to wait for the other end
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -50,19 +51,20 @@ pub struct PassThroughOptions {
         required_unless_present = "connect"
     )]
     pub listen: Option<SocketAddr>,
-    /// Connect to the other end there
+    /// Address of the other end to connect to
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<SocketAddr>,
     /// MTU of the device
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mtu: u32,
     /// Frames in each write to the device [default: as many as the other end has read at once]
-    // 1 splits super-packets, more merge consecutive frames of a flow up to that many.
+    // With 1, super-packets are split. With more, up to this many consecutive frames of a flow are
+    // merged.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub frames_per_write: Option<u32>,
 }
 
-/// One end. Its device and connection belong to the namespace that it was opened in.
+/// One end. Its device and connection belong to the namespace in which it was opened.
 #[derive(Debug)]
 pub struct PassThrough {
     tun: Tun,
@@ -71,10 +73,11 @@ pub struct PassThrough {
 }
 
 impl PassThrough {
-    /// Makes the device, and then waits for a connection or makes one.
+    /// Creates the device, and then waits for a connection or opens one.
     ///
     /// # Errors
-    /// A device of that name, no `CAP_NET_ADMIN`, no connection within 5 s.
+    /// A device of this name exists, `CAP_NET_ADMIN` is missing, or there is no connection within 5
+    /// s.
     pub fn open(options: &PassThroughOptions) -> Result<Self> {
         let tun = Tun::create(&TunOptions {
             name: options.device.clone(),
@@ -103,24 +106,24 @@ impl PassThrough {
         })
     }
 
-    /// Carries packets until the other end goes. A thread of its own waits for the device; it ends
+    /// Carries packets until the other end leaves. Another thread waits for the device; it ends
     /// with the process.
     ///
     /// # Errors
-    /// When the connection breaks.
+    /// The connection has failed.
     pub fn run(self) -> Result<()> {
         let end = Arc::new(self);
         let sender = Arc::clone(&end);
         std::thread::spawn(move || {
             let ended = sender.send();
-            // The other direction ends, too.
+            // The other direction must end as well.
             let _ = sender.stream.shutdown(Shutdown::Both);
             ended
         });
         end.receive().doing("carry packets")
     }
 
-    /// From the device to the connection.
+    /// Passes packets from the device to the connection.
     fn send(&self) -> io::Result<()> {
         let queue = &self.tun.queues()[0];
         let mut buffer = vec![0; READ_BUFFER_LEN];
@@ -136,7 +139,7 @@ impl PassThrough {
         }
     }
 
-    /// From the connection to the device.
+    /// Passes packets from the connection to the device.
     fn receive(&self) -> io::Result<()> {
         match self.frames_per_write {
             Some(frames @ 2..) => self.receive_merged(frames as usize),
@@ -166,8 +169,8 @@ impl PassThrough {
         }
     }
 
-    /// Writes every segment by itself. The kernel completes their checksums where it has to, as it
-    /// does if it segments a packet itself.
+    /// Writes every segment separately. The kernel completes their checksums where necessary, as it
+    /// does when it segments a packet itself.
     fn write_segments(&self, packet: &SuperPacket<'_>, frame: &mut [u8]) {
         let header = packet.kind.map(|transport| VnetHdr {
             needs_csum: true,
@@ -183,8 +186,8 @@ impl PassThrough {
         }
     }
 
-    /// Receives as many packets as there are, and writes up to `frames` of them at once where they
-    /// are consecutive segments of a stream.
+    /// Receives all available packets, and writes up to `frames` of them at once if they are
+    /// consecutive segments of a stream.
     fn receive_merged(&self, frames: usize) -> io::Result<()> {
         let mut buffer = vec![0; BATCH_LEN];
         let mut filled = 0;
@@ -211,7 +214,7 @@ impl PassThrough {
                         inbox.packet(&buffer, &frame, PeerId(0));
                         pending += 1;
                     }
-                    // Before it, what has come before it.
+                    // First write the packets that arrived before this one.
                     None => {
                         self.write_inbox(&mut inbox, &buffer);
                         pending = 0;
@@ -229,7 +232,7 @@ impl PassThrough {
         }
     }
 
-    /// Writes what has been merged, and empties it.
+    /// Writes the merged packets, and empties the inbox.
     fn write_inbox(&self, inbox: &mut Inbox, arena: &[u8]) {
         inbox.finish(arena);
         for write in inbox.writes() {
@@ -240,7 +243,7 @@ impl PassThrough {
         inbox.clear();
     }
 
-    /// Writes a packet to the device. The kernel may refuse one, as any link loses one.
+    /// Writes a packet to the device. The kernel may refuse it; it then counts as lost on the link.
     fn write(&self, parts: &[IoSlice<'_>]) {
         let _ = self.tun.queues()[0].write_vectored(parts);
     }
@@ -250,14 +253,14 @@ fn too_long(length: usize) -> io::Error {
     io::Error::other(format!("a packet of {length} bytes"))
 }
 
-/// The length before the first packet; `None` if it has not arrived as a whole.
+/// Returns the length of the first packet; `None` if the packet has not arrived completely.
 fn first_length(received: &[u8]) -> Option<usize> {
     let length = received.first_chunk::<PREFIX>()?;
     Some(u32::from_be_bytes(*length) as usize)
 }
 
-/// A single packet that was read from the other end's device, for merging; `None` for a
-/// super-packet and for anything but IP. `start` is its place in the buffer.
+/// Returns a single packet that the other end has read from its device, for merging; `None` for a
+/// super-packet and for anything but IP. `start` is its position in the buffer.
 fn frame_of(read: &[u8], start: usize) -> Option<inbox::Packet> {
     let whole = SuperPacket::parse(read).ok().filter(|p| p.kind.is_none())?;
     let at = start + VNET_HDR_LEN;
@@ -269,7 +272,7 @@ fn frame_of(read: &[u8], start: usize) -> Option<inbox::Packet> {
     })
 }
 
-/// Sends a packet behind its length.
+/// Sends a packet with its length in front.
 fn write_all(mut stream: &TcpStream, packet: &[u8]) -> io::Result<()> {
     let length = (packet.len() as u32).to_be_bytes();
     let sent = stream.write_vectored(&[IoSlice::new(&length), IoSlice::new(packet)])?;

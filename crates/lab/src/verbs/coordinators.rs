@@ -26,7 +26,7 @@ use super::members::{
 
 /// Coordinators.
 const COORDINATORS: usize = 3;
-/// How long anything may take.
+/// Maximum time to wait for one event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Options of `lab coordinators`.
@@ -41,24 +41,24 @@ pub struct CoordinatorsArguments {
     pub seconds: u32,
 }
 
-/// Results. Times in seconds.
+/// Results. Times are in seconds.
 #[derive(Debug, Serialize)]
 struct Figures {
     members: u32,
-    /// Until all had joined.
+    /// Time until all had joined.
     joined: f64,
-    /// Members with an address that another one has as well.
+    /// Number of members with an address that another member has as well.
     duplicates: usize,
-    /// Changes that were acknowledged.
+    /// Number of acknowledged changes.
     changes: usize,
-    /// Those that are missing at the end.
+    /// Number of acknowledged changes that are missing at the end.
     lost: usize,
-    /// Members that were refused as unknown.
+    /// Number of members that were refused as unknown.
     refused: usize,
-    /// From one acknowledgement to the next, at most: while all are well, after a coordinator was
-    /// killed, after etcd's leader was.
+    /// Longest time between two acknowledgements: without a failure, after a coordinator was
+    /// killed, and after etcd's leader was killed.
     gaps: [f64; 3],
-    /// How long a change took: median, 99th percentile, the longest.
+    /// Duration of a change: median, 99th percentile, maximum.
     took: [f64; 3],
 }
 
@@ -77,7 +77,7 @@ struct Stored {
     endpoints: Vec<SocketAddr>,
 }
 
-/// Measures and shows.
+/// Runs the measurements and prints the results.
 pub fn run(arguments: &CoordinatorsArguments) -> anyhow::Result<ExitCode> {
     let mut cluster = Cluster::start(None)?;
     let figures = with_many_files(|| measure(arguments, &mut cluster))?;
@@ -92,7 +92,8 @@ async fn measure(
     cluster: &mut Cluster,
 ) -> anyhow::Result<Figures> {
     let folder = seikan_lab::cleanup::private_directory()?;
-    // The coordinators, as the daemons' user, pass through to their own folders.
+    // The coordinators run as the daemons' user and must be able to enter their directories below
+    // it.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode)?;
     let urls = cluster.endpoints().join(",");
@@ -151,7 +152,7 @@ async fn measure(
         let member = stored.iter().find(|stored| stored.name == name);
         let last = member.and_then(|member| member.endpoints.first());
         let expected = endpoint(made.member, made.change);
-        // A later change may have replaced it.
+        // A later change may have replaced the change.
         !last.is_some_and(|last| last.ip() == expected.ip() && *last >= expected)
     };
     let mut acknowledged: Vec<Instant> = made.iter().map(|made| made.at).collect();

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use super::exit_code;
 use super::members::{Coordinator, Crowd, Member, change_all, join_all, quantile, with_many_files};
 
-/// Time that a request for changes waits.
+/// Time for which a request for changes waits.
 const WAIT: Duration = Duration::from_secs(50);
 /// Time until all members must know each other.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -43,31 +43,32 @@ pub struct MeshArguments {
     pub seconds: u32,
 }
 
-/// Results. Times in seconds.
+/// Results. Times are in seconds.
 #[derive(Debug, Serialize)]
 struct Figures {
     members: u32,
-    /// Until all had joined.
+    /// Time until all had joined.
     joined: f64,
-    /// Members with an address that another one has as well.
+    /// Number of members with an address that another member has as well.
     duplicates: usize,
-    /// Until all members knew each other.
+    /// Time until all members knew each other.
     known: f64,
-    /// Changes that were made and acknowledged.
+    /// Number of acknowledged changes.
     changes: u64,
-    /// The time in which they were.
+    /// Duration of the changes.
     changing: f64,
-    /// From the acknowledgement of a change until a member received it: median and 99th percentile.
+    /// Time from the acknowledgement of a change until a member received it: median and 99th
+    /// percentile.
     delays: [f64; 2],
-    /// Members whose last change some other member had missed at the end.
+    /// Number of members whose last change some other member had missed at the end.
     missed: u64,
-    /// Processors that the coordinator kept busy meanwhile.
+    /// Processor time of the coordinator divided by the duration of the changes.
     processors: f64,
-    /// Memory that it has at the end, in bytes.
+    /// Memory of the coordinator at the end, in bytes.
     memory: u64,
 }
 
-/// A member received another one's change.
+/// The receipt of another member's change.
 struct Received {
     member: u16,
     change: u16,
@@ -81,7 +82,7 @@ struct Acknowledged {
     at: Instant,
 }
 
-/// Measures and shows.
+/// Runs the measurements and prints the results.
 pub fn run(arguments: &MeshArguments) -> anyhow::Result<ExitCode> {
     let figures = with_many_files(|| measure(arguments))?;
     show(&figures)?;
@@ -236,7 +237,7 @@ async fn settle(
             break;
         };
         if let Some(at) = acknowledged.get(&(one.member, one.change)) {
-            // Others may receive a change before its acknowledgement arrives.
+            // Other members may receive a change before its acknowledgement arrives.
             delays.push(one.at.saturating_duration_since(*at).as_secs_f64());
         }
         if newest.get(&one.member) == Some(&one.change) {

@@ -3,8 +3,9 @@
 //! 1. the first packet to a known member, over links of several delays;
 //! 2. real members join and send at once; pairs of them reach each other;
 //! 3. simulated members join, until the requested number is reached. Then it measures the resources
-//!    of a daemon that talks to nobody, and of one that talks to ten members; and the latter, like
-//!    the rate of a stream between two, also while a tenth of the members change each minute.
+//! of a daemon without traffic and of one that talks to ten members, and the rate of a stream
+//! between two members. The last two are also measured while a tenth of the members change each
+//! minute.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -30,11 +31,11 @@ use super::members::{Access, join_all, quantile};
 const DELAYS: [u64; 4] = [0, 5, 25, 50];
 /// Members that join and send at once.
 const NEW: usize = 5;
-/// Members that one talks to now and then.
+/// Number of members that one daemon talks to from time to time.
 const ACTIVE: usize = 10;
-/// Until a stream has its rate.
+/// Time until a stream reaches its rate.
 const WARMUP: Duration = Duration::from_secs(2);
-/// How often is looked whether members are to change.
+/// Interval of checks whether members should change.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Options of `lab crowd`.
@@ -64,35 +65,36 @@ pub struct ScaleArguments {
     json: JsonFile,
 }
 
-/// Results. Times in seconds.
+/// Results. Times are in seconds.
 #[derive(Debug, Serialize)]
 struct Figures {
     members: u32,
     real: u32,
-    /// For each delay of a direction in milliseconds, from the first packet to a known member until
-    /// its answer.
+    /// For each one-way delay in milliseconds, the time from the first packet to a known member
+    /// until its answer.
     first_packet: Vec<(u64, f64)>,
-    /// From the start of `seikan join` until the first answer of another member, of each new one.
+    /// For each new member, the time from the start of `seikan join` until the first answer of
+    /// another member.
     join_to_answer: Vec<f64>,
-    /// From the first packet of a pair until its answer: median, and the longest.
+    /// Time from the first packet of a pair until its answer: median and maximum.
     pairs: [f64; 2],
-    /// Share of a processor that a daemon keeps busy which knows all and talks to nobody.
+    /// Share of a processor that a daemon uses that knows all members and has no traffic.
     silent: f64,
-    /// The same of one that talks to ten.
+    /// Share of a processor that a daemon uses that talks to ten members.
     idle: f64,
-    /// The same while a tenth of the members change each minute.
+    /// The same share while a tenth of the members change each minute.
     idle_changing: f64,
     /// Rate of a stream without changes, and with a tenth of the members changing each minute, in
     /// Gbit/s.
     still: Spread,
     changing: Spread,
-    /// The median of one by that of the other.
+    /// Median with changes divided by the median without.
     ratio: Option<f64>,
-    /// Changes that were made meanwhile.
+    /// Number of changes during the measurements.
     changes: u32,
-    /// Peak memory of the daemons in bytes: median, and the most.
+    /// Peak memory of the daemons in bytes: median and maximum.
     memory: [f64; 2],
-    /// Processor time of the daemons since their start: median, and the most.
+    /// Processor time of the daemons since their start: median and maximum.
     processor: [f64; 2],
     /// Resources used by the coordinator.
     coordinator: Used,
@@ -106,7 +108,7 @@ struct Orders {
     changed: AtomicU32,
 }
 
-/// Measures and shows.
+/// Runs the measurements and prints the results.
 pub fn run(arguments: &ScaleArguments) -> anyhow::Result<ExitCode> {
     process::allow_more_files().context("cannot have more files open")?;
     let interrupt = Interrupt::new();
@@ -165,7 +167,7 @@ fn measure(
             namespace.run(|| simulate(arguments, (access, token), orders, &joined))?
         });
         progress(0.3, "many join".to_owned());
-        // It has ended with an error, which is reported below.
+        // The thread has ended with an error, which is reported below.
         if all_joined.recv().is_err() {
             drop(stop);
             join(others)??;
@@ -176,8 +178,8 @@ fn measure(
         }
         let mut reached = Vec::new();
         for number in 0..arguments.pairs as usize {
-            // Each to another one, a stride further each time round; not the first, which is looked
-            // at below.
+            // Each pair connects another two members, with a larger stride in each pass. The first
+            // member is left out, because it is measured below.
             let (from, stride) = (number % (real - 1), 1 + number / (real - 1) * 7);
             let to = (from + stride) % (real - 1);
             progress(

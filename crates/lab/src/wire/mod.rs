@@ -2,10 +2,10 @@
 //! between them.
 //!
 //! `Wire::between` starts the program (`seikan lab wire`: [`carry`]), which makes the devices;
-//! [`Wire::set`] changes what it does to frames while it runs; [`Wire::counts`] says what became of
-//! every frame, the truth that a diagnosis is held against. A healthy wire hands super-packets over
-//! whole; faults of the path act on the frames that they stand for. The program's processor time is
-//! its own ([`Wire::pid`]), and it ends with us.
+//! [`Wire::set`] changes the faults while it runs. [`Wire::counts`] returns the fate of all frames,
+//! with which a diagnosis is compared. A wire without faults passes super-packets on as a whole;
+//! faults of the path apply to each frame of a super-packet. The program has a process of its own
+//! ([`Wire::pid`]), which ends with the lab.
 
 mod carrier;
 mod direction;
@@ -40,33 +40,35 @@ pub struct Faults {
     pub jitter_us: u64,
     /// Share of frames that are lost.
     pub loss: f64,
-    /// Mean number of frames that are lost one after the other (Gilbert's model of 1960, whose bad
-    /// state loses every frame); up to 1: each is lost independently of the others.
+    /// Mean number of consecutive lost frames (Gilbert's model of 1960, whose bad state loses every
+    /// frame). With 1 or less, losses are independent.
     pub loss_burst: f64,
     /// Share of frames that are held back by `reorder_us`, so that later ones overtake them.
     pub reorder: f64,
-    /// How long they are held back, in microseconds.
+    /// Time for which frames are held back, in microseconds.
     pub reorder_us: u64,
     /// Share of frames that arrive twice.
     pub duplicate: f64,
-    /// Rate of the sending NIC, in bits per second: frames come to the path's queue no faster than
-    /// this, and none is dropped before it. 0: at once.
+    /// Rate of the sending NIC, in bits per second. Frames reach the path's queue no faster than
+    /// this, and none is dropped before the queue. 0: no limit.
     pub nic_bits: u64,
-    /// Bits per second (of frames with their Ethernet header); 0: no limit.
+    /// Rate of the path in bits per second, counting frames with their Ethernet header; 0: no
+    /// limit.
     pub rate_bits: u64,
-    /// Bytes that wait for the rate; a frame that finds no room is dropped.
+    /// Size of the queue in bytes. A frame that does not fit is dropped.
     pub queue_bytes: u64,
-    /// Frames that wait for the rate, whatever their length; 0: limited by `queue_bytes` alone.
+    /// Size of the queue in frames of any length; 0: limited only by `queue_bytes`.
     pub queue_frames: u32,
-    /// Frames within the rate do not wait: it is a policer with a bucket of `queue_bytes`.
+    /// Whether the rate is a policer, with a bucket of `queue_bytes`: frames within the rate do not
+    /// wait, others are dropped.
     pub policed: bool,
     /// Frames whose IP packet is longer than this many bytes are dropped silently.
     pub black_hole_bytes: Option<u32>,
-    /// Share of frames left to the card to checksum that leave it with the checksum not filled in.
-    /// They arrive. None are once the sender's `tx` offload is off.
+    /// Share of the frames whose checksum is left to the NIC that leave it without a checksum. They
+    /// arrive. There are none if the sender's `tx` offload is off.
     pub broken_checksum: f64,
-    /// Share of super-packets left to the card to segment that vanish. None are once the sender's
-    /// `tso` (and `tx-udp-segmentation`) is off.
+    /// Share of the super-packets whose segmentation is left to the NIC that are lost. There are
+    /// none if the sender's `tso` (and `tx-udp-segmentation`) is off.
     pub broken_segmentation: f64,
 }
 
@@ -93,9 +95,9 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Whether frames pass as they come.
+    /// Whether frames pass unchanged and without delay.
     fn is_none(&self) -> bool {
-        // Those that are kept have an effect only with another fault.
+        // The fields that are kept have an effect only together with another fault.
         let healthy = Self {
             loss_burst: self.loss_burst,
             reorder_us: self.reorder_us,
@@ -149,20 +151,21 @@ impl Faults {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WireFaults {
-    /// From host A to host B: of what A's card sends.
+    /// Faults from host A to host B, beginning with A's NIC.
     pub a_to_b: Faults,
     /// From host B to host A.
     pub b_to_a: Faults,
-    /// Of the random draws. The same seed repeats them; read when the wire is made, not by
-    /// [`Wire::set`].
+    /// Seed of the random faults; the same seed repeats them. Used only when the wire is made, not
+    /// by [`Wire::set`].
     pub seed: u64,
     /// Whether the program has real-time priority, so that other load on this machine does not
-    /// delay frames; read when the wire is made. Without the privilege it has none.
+    /// delay frames; Used only when the wire is made. Without the privilege, the program has normal
+    /// priority.
     pub punctual: bool,
 }
 
 impl WireFaults {
-    /// The same in both directions.
+    /// Returns the same faults in both directions.
     pub fn both(faults: Faults) -> Self {
         Self {
             a_to_b: faults,
@@ -183,30 +186,30 @@ pub struct DirectionCounts {
     pub frames: u64,
     /// Their bytes, with Ethernet headers.
     pub bytes: u64,
-    /// Frames that the receiving host took.
+    /// Frames that the receiving host accepted.
     pub delivered: u64,
-    /// Dropped: `loss`.
+    /// Frames dropped by `loss`.
     pub lost: u64,
-    /// Dropped: no room in the queue before `rate_bits`.
+    /// Frames dropped because the queue was full.
     pub overflowed: u64,
-    /// Dropped: longer than `black_hole_bytes`.
+    /// Frames dropped because they were longer than `black_hole_bytes`.
     pub black_holed: u64,
-    /// Dropped: `broken_segmentation`.
+    /// Frames dropped by `broken_segmentation`.
     pub unsegmented: u64,
-    /// Dropped: not taken by the receiving host's device.
+    /// Frames dropped because the receiving host's device refused them.
     pub refused: u64,
-    /// Dropped: more under way than is kept (256 MiB).
+    /// Frames dropped because more than 256 MiB were in transit.
     pub shed: u64,
-    /// Packets that never reached the wire: dropped at the sending device's queue because the wire
-    /// was too slow. Not part of `frames`; a super-packet counts once.
+    /// Packets that never reached the wire, because the sending device's queue was full while the
+    /// wire was too slow. Not part of `frames`; a super-packet counts once.
     pub missed: u64,
-    /// Arrived or to arrive with their checksum not filled in: `broken_checksum`.
+    /// Frames without a checksum, by `broken_checksum`. They arrive.
     pub unfilled: u64,
-    /// Pending back: `reorder`.
+    /// Frames held back by `reorder`.
     pub held_back: u64,
     /// Frames made by `duplicate`.
     pub duplicated: u64,
-    /// Neither arrived nor dropped so far.
+    /// Frames in transit: neither delivered nor dropped so far.
     pub under_way: u64,
     /// Frames that arrived more than [`LATE`] after their time, because this machine was busy.
     pub late: u64,
@@ -214,7 +217,7 @@ pub struct DirectionCounts {
     pub late_us: u64,
 }
 
-/// A frame that arrives later than this after its time is counted as late: 2 % of a delay of 10 ms.
+/// Time after which a frame counts as late: 2 % of a delay of 10 ms.
 pub const LATE: Duration = Duration::from_micros(200);
 
 /// Counts of all frames.
@@ -236,7 +239,7 @@ pub struct WireCounts {
 enum Order {
     /// Change the faults.
     Set(WireFaults),
-    /// Nothing but to answer.
+    /// Only answer with the counts.
     Count,
 }
 
@@ -249,7 +252,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Whether wires can be had here.
+    /// Checks whether emulated links are available here.
     ///
     /// # Errors
     /// The reason, for people.
@@ -260,7 +263,8 @@ impl Wire {
     /// Makes a device of this name in each namespace, down and without addresses, and joins them.
     ///
     /// # Errors
-    /// No program, no TUN driver, devices of that name, or faults that make no sense.
+    /// There is no program or no TUN driver, a device of that name exists, or the faults are
+    /// invalid.
     pub(crate) fn between(
         [(a, near), (b, far)]: [(&NetNs, &str); 2],
         faults: WireFaults,
@@ -276,7 +280,7 @@ impl Wire {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C goes to us alone.
+            // Ctrl-C reaches only the lab.
             .process_group(0);
         let mut child = a.spawn_command(&mut command).doing("start a wire")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
@@ -292,10 +296,10 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Changes the faults from now on. Frames on their path keep their fate.
+    /// Changes the faults from now on. Frames in transit are not affected.
     ///
     /// # Errors
-    /// Faults that make no sense; [`LabError::ChildExited`].
+    /// The faults are invalid; [`LabError::ChildExited`].
     pub fn set(&self, faults: WireFaults) -> Result<()> {
         faults.a_to_b.check()?;
         faults.b_to_a.check()?;
@@ -327,10 +331,10 @@ impl Wire {
         }
     }
 
-    /// Why it does not answer.
+    /// Returns the reason why the program does not answer.
     fn ended(&self) -> LabError {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may have said something else than an answer.
+        // It may have printed something other than an answer.
         let _ = child.kill();
         let mut log = String::new();
         if let Some(stderr) = &mut child.stderr {
@@ -350,7 +354,7 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Fails only when it has ended.
+        // This fails only if the program has ended.
         let _ = child.kill();
         let _ = child.wait();
     }

@@ -11,28 +11,28 @@ use crate::error::{LabError, Result};
 use crate::site::Congestion;
 use crate::wire::{Faults, WireFaults};
 
-/// Rate of the hosts' NICs: bursts come to the path's queue at this rate.
+/// Rate of the hosts' NICs in bit/s: bursts reach the path's queue at this rate.
 const NIC_BITS: u64 = 10_000_000_000;
 /// Bytes of a full frame with its Ethernet header.
 const FRAME: f64 = 1514.0;
-/// A queue in bytes has at least room for so many full frames.
+/// Minimum size of a queue in bytes, in full frames.
 const LEAST_QUEUE: f64 = 2.0;
-/// A policer's bucket holds this time at its rate, at least [`LEAST_BUCKET`].
+/// Size of a policer's bucket, as time at its rate in seconds; at least [`LEAST_BUCKET`].
 const BUCKET_SECONDS: f64 = 0.02;
 /// The smallest bucket, in full frames.
 const LEAST_BUCKET: f64 = 32.0;
-/// A frame that is held back arrives after so many full frames that follow it.
+/// Number of later full frames after which a frame that is held back arrives.
 const HELD_BACK: f64 = 8.0;
 
 /// The queue before the slowest link of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Queue {
-    /// So many frames, whatever their length.
+    /// A number of frames of any length.
     Frames(u32),
-    /// So many times the bytes that fill the path (bandwidth-delay product).
+    /// A multiple of the bandwidth-delay product.
     Bdp(f64),
-    /// None: a token bucket that holds 20 ms at the rate drops frames beyond it.
+    /// No queue: a token bucket that holds 20 ms at the rate drops frames beyond the rate.
     Policer,
 }
 
@@ -73,13 +73,13 @@ pub struct Cell {
     pub rtt_ms: f64,
     /// Rate of the slowest link, in Mbit/s of Ethernet frames.
     pub rate_mbit: f64,
-    /// The queue before it.
+    /// The queue before the slowest link.
     pub queue: Queue,
     /// Lost frames in each direction, in percent.
     pub loss_percent: f64,
-    /// Mean number of frames lost one after the other.
+    /// Mean number of consecutive lost frames.
     pub loss_burst: f64,
-    /// Frames that later ones overtake, in percent.
+    /// Share of frames that later ones overtake, in percent.
     pub reorder_percent: f64,
     /// Congestion control of both hosts.
     pub congestion: Congestion,
@@ -117,7 +117,7 @@ impl fmt::Display for Cell {
 }
 
 impl Cell {
-    /// Faults of the wire that emulates it.
+    /// Returns the faults of the wire that emulates the path.
     pub(super) fn faults(&self) -> WireFaults {
         let bytes_per_second = self.rate_mbit * 1e6 / 8.0;
         let bdp = bytes_per_second * self.rtt_ms / 1e3;
@@ -147,12 +147,12 @@ impl Cell {
         }
     }
 
-    /// Goodput in Mbit/s that RFC 9438 predicts for one flow of CUBIC with segments of 1,448 bytes
-    /// over a path whose losses are single and independent, at most 95 % of the rate; `None` for
-    /// other paths.
+    /// Returns the goodput in Mbit/s that RFC 9438 predicts for one flow of CUBIC with segments of
+    /// 1,448 bytes, at most 95 % of the rate; `None` for paths whose losses are not single and
+    /// independent.
     ///
-    /// The average window is the larger of that of its own region (section 5.1, with C = 0.4 and
-    /// beta = 0.7) and of the one that it shares with Reno (section 4.3: sqrt(3 / 2p)).
+    /// The average window is the larger one of CUBIC's own region (section 5.1, with C = 0.4 and
+    /// beta = 0.7) and of the Reno-friendly region (section 4.3: sqrt(3 / 2p)).
     pub fn predicted_mbit(&self) -> Option<f64> {
         let p = self.loss_percent / 100.0;
         let plain = self.loss_burst <= 1.0 && self.reorder_percent <= 0.0;
@@ -167,8 +167,8 @@ impl Cell {
     }
 }
 
-/// Options of a comparison over emulated paths. Each list that is given makes one path of each of
-/// its values with each of the others'.
+/// Options of a comparison over emulated paths. Lists are combined: there is one path for each
+/// combination of their values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct PathOptions {
     /// Measure over emulated paths: seven, or all combinations of the options below
@@ -224,7 +224,7 @@ impl PathOptions {
     /// Returns the paths to measure.
     ///
     /// # Errors
-    /// A value without meaning.
+    /// A value is invalid.
     pub fn cells(&self, congestion: Option<Congestion>) -> Result<Vec<Cell>> {
         check("--rtt", &self.rtt, 0.1, 2000.0)?;
         check("--rate", &self.rate, 0.1, 10_000.0)?;
@@ -267,7 +267,7 @@ impl PathOptions {
     }
 }
 
-/// Every cell with every value; the cells as they are if there are no values.
+/// Returns each cell with each value; without values, the cells as they are.
 fn each<T: Copy>(cells: Vec<Cell>, values: &[T], set: impl Fn(&mut Cell, T)) -> Vec<Cell> {
     if values.is_empty() {
         return cells;
@@ -284,8 +284,8 @@ fn each<T: Copy>(cells: Vec<Cell>, values: &[T], set: impl Fn(&mut Cell, T)) -> 
         .collect()
 }
 
-/// The paths that are measured when none is described: a clean one, a short queue, loss with either
-/// congestion control, a slow one and a fast one.
+/// Returns the paths that are measured by default: a clean path, a short queue, loss with either
+/// congestion control, a slow path and a fast one.
 fn default_cells() -> Vec<Cell> {
     let usual = Cell::default();
     let short = Cell {

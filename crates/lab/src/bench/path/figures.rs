@@ -16,14 +16,14 @@ use crate::tunnel::Tunnel;
 pub enum Figure {
     /// Payload received, in Mbit/s.
     GoodputMbit,
-    /// Payload received through the tunnel, where the goodput is that of a stream beside it, in
-    /// Mbit/s.
+    /// Payload received through the tunnel, in Mbit/s, if the goodput is that of a stream beside
+    /// the tunnel.
     InsideMbit,
-    /// Round trip of voice beside the load, median, in milliseconds.
+    /// Median round trip of voice beside the load, in milliseconds.
     RttMs,
-    /// The same, 99 of 100 of those that were answered.
+    /// 99th percentile of the round trips of voice that were answered, in milliseconds.
     RttP99Ms,
-    /// Datagrams of voice without an answer, in percent: two directions lose.
+    /// Datagrams of voice without an answer, in percent. Losses of both directions count.
     VoiceLostPercent,
     /// TCP segments sent again, in percent of all with data, warm-up included.
     ResentPercent,
@@ -31,19 +31,19 @@ pub enum Figure {
     WireBytesPerByte,
     /// Processor seconds of the tunnel's programs at both ends per Gbit received.
     CpuSecondsPerGbit,
-    /// Time of a web page, median, in milliseconds.
+    /// Median time of a web page, in milliseconds.
     PageMs,
-    /// The same, 99 of 100.
+    /// 99th percentile of the time of a web page, in milliseconds.
     PageP99Ms,
-    /// From the end of an outage until voice has arrived at both ends, in seconds.
+    /// Time from the end of an outage until voice has arrived at both ends, in seconds.
     VoiceBackS,
-    /// From the end of an outage until a TCP stream goes on, in seconds.
+    /// Time from the end of an outage until a TCP stream continues, in seconds.
     TcpBackS,
     /// Frames that found the path's queue full, in percent of those sent.
     QueueDropsPercent,
     /// Frames that the emulator lost on purpose, in percent of those sent.
     PathLossPercent,
-    /// Frames that the emulator delivered late, in percent: this machine was busy.
+    /// Frames that the emulator delivered late because this machine was busy, in percent.
     LatePercent,
     /// Frames that never reached the emulator, because it was too slow.
     Missed,
@@ -57,7 +57,7 @@ pub type Figures = BTreeMap<Figure, f64>;
 pub struct PathRoundLoad {
     /// Which load.
     pub load: Load,
-    /// Its figures; empty if it failed, or has no meaning for the tunnel.
+    /// Figures of the load; empty if it failed or does not apply to the tunnel.
     pub figures: Figures,
     /// Why it failed.
     pub error: Option<String>,
@@ -70,7 +70,7 @@ pub struct PathRound {
     pub idle_ms: Option<f64>,
     /// Its loads, in order.
     pub loads: Vec<PathRoundLoad>,
-    /// Why the tunnel did not start, or broke.
+    /// Why the tunnel did not start, or failed.
     pub error: Option<String>,
 }
 
@@ -86,7 +86,7 @@ pub struct PathLoadSummary {
 }
 
 impl PathLoadSummary {
-    /// The median of a figure.
+    /// Returns the median of a figure.
     pub fn median(&self, figure: Figure) -> Option<f64> {
         self.figures.get(&figure).map(|spread| spread.median)
     }
@@ -137,9 +137,9 @@ impl CellReport {
 /// The whole comparison.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PathReport {
-    /// When it ended, UTC.
+    /// Time at which the comparison ended, UTC.
     pub date: String,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// Options of the run.
     pub options: BenchOptions,
@@ -149,7 +149,7 @@ pub struct PathReport {
     pub cells: Vec<CellReport>,
     /// Versions of the programs: name and version.
     pub versions: Vec<(String, String)>,
-    /// The tunnels that could not run.
+    /// Tunnels that could not run.
     pub absent: Vec<Absent>,
 }
 

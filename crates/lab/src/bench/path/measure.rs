@@ -22,20 +22,20 @@ use crate::wire::{Faults, Wire, WireCounts, WireFaults};
 
 /// Interval of voice: 50 datagrams a second.
 const VOICE: Duration = Duration::from_millis(20);
-/// An answer of voice that takes longer is lost.
+/// Time after which an answer of voice counts as lost.
 const VOICE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Payload bytes of a datagram of voice, as of [`paced()`].
+/// Payload bytes of a datagram of voice, as in [`paced()`].
 const VOICE_BYTES: usize = 172;
-/// Datagrams of voice before any load.
+/// Number of datagrams of voice before any load.
 const IDLE: u32 = 50;
-/// Time of a stream before it is measured: slow start over a long path.
+/// Time of a stream before it is measured, for slow start over a long path.
 const WARMUP: Duration = Duration::from_secs(2);
-/// Rest between loads: queues drain.
+/// Pause between loads, in which queues drain.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Maximum of the TCP buffers, in bytes: twice the product of 1 Gbit/s and 100 ms, with a queue of
 /// the same length, and the kernel's own share.
 const TCP_BUFFER: u32 = 128 << 20;
-/// Time for which a neighbour that has answered is known, in milliseconds: an hour.
+/// Time for which an answer of a neighbour stays valid, in milliseconds: an hour.
 const NEIGHBOUR_MS: u32 = 3_600_000;
 /// Address of host A after it has moved.
 const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 101));
@@ -43,10 +43,10 @@ const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 101));
 const MOVE: Duration = Duration::from_millis(500);
 /// Rate of the TCP stream through an outage, in Mbit/s.
 const OUTAGE_RATE: f64 = 5.0;
-/// Interval of looks whether something has arrived.
+/// Interval of checks whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
-/// A tunnel that is not back after this time has failed. After a minute, TCP tries again a minute
-/// later (RFC 6298, section 5.5).
+/// Time after an outage within which a tunnel must work again. After an outage of a minute, TCP
+/// retries only a minute later (RFC 6298, section 5.5).
 const PATIENCE: Duration = Duration::from_secs(75);
 
 /// The plan of a run.
@@ -70,7 +70,8 @@ struct Site<'a> {
     plan: Plan<'a>,
 }
 
-/// Measures a tunnel over a path; calls `step` before each load. Only an interruption is an error.
+/// Measures a tunnel over a path, and calls `step` before each load. Only an interruption is an
+/// error.
 pub(super) fn measure(
     tunnel: &Arc<dyn Tunnel>,
     cell: &Cell,
@@ -144,7 +145,7 @@ impl Site<'_> {
         match load {
             Load::Outage5 => self.come_back(Duration::from_secs(5), None),
             Load::Outage60 => self.come_back(Duration::from_secs(60), None),
-            // Without a tunnel, every flow ends with its address.
+            // Without a tunnel, every flow ends when its address changes.
             Load::Roam if self.raw => Ok(Figures::new()),
             Load::Roam => self.roam(),
             Load::Voice => {
@@ -211,7 +212,8 @@ impl Site<'_> {
         Ok(paced(&self.ends, &options, self.plan.interrupt)?)
     }
 
-    /// Runs a load that begins with [`WARMUP`]; from then on voice beside it, and counts.
+    /// Runs a load that starts with [`WARMUP`]. After that, voice runs beside it and counters are
+    /// read.
     fn run_with_voice<T: Send>(
         &self,
         started: &Started,
@@ -241,8 +243,8 @@ impl Site<'_> {
         })
     }
 
-    /// Measures how long flows take to go on after a change of host A's address; then A has its old
-    /// one again, for the loads that follow.
+    /// Measures the time until flows continue after a change of host A's address. Afterwards
+    /// restores the old address, for the loads that follow.
     fn roam(&self) -> Result<Figures> {
         let old = self.hosts.a.address;
         let figures = self.come_back(MOVE, Some([old, MOVED]));
@@ -250,8 +252,8 @@ impl Site<'_> {
         figures
     }
 
-    /// Takes the path away for a time, replaces an address of host A meanwhile, and measures how
-    /// long flows take to go on.
+    /// Interrupts the path for a time, replaces an address of host A meanwhile if requested, and
+    /// measures the time until flows continue.
     fn come_back(&self, outage: Duration, moves: Option<[IpAddr; 2]>) -> Result<Figures> {
         let interrupt = self.plan.interrupt;
         let to_a = if self.raw {
@@ -296,8 +298,8 @@ impl Site<'_> {
     }
 }
 
-/// Sets what a long and fast path needs. Neighbours stay known, because a path over routers does not
-/// ask for them after an outage.
+/// Configures a host for a long and fast path. Neighbour entries stay valid, because a path over
+/// routers does not resolve addresses after an outage.
 fn prepare(host: &Host) -> Result<()> {
     for name in ["tcp_rmem", "tcp_wmem"] {
         let sizes = format!("4096 131072 {TCP_BUFFER}");
@@ -394,7 +396,7 @@ impl Watched {
         ]
     }
 
-    /// Figures of so many Gbit of payload beside voice.
+    /// Returns the figures for `gbit` Gbit of payload beside voice.
     fn per_gbit(&self, gbit: f64) -> Vec<(Figure, f64)> {
         if gbit <= 0.0 {
             return Vec::new();

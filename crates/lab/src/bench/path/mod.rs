@@ -34,11 +34,10 @@ const USUAL: [&str; 5] = ["raw", "native", "unrepaired", "wireguard", "wireguard
 /// only, in seconds.
 const OVERHEAD_SECONDS: f64 = 5.0;
 
-/// Compares tunnels over emulated paths; calls `progress` before every step.
+/// Compares tunnels over emulated paths, and calls `progress` before every step.
 ///
 /// # Errors
-/// Options without meaning; [`LabError::Interrupted`]; no emulator. A tunnel's own failure is in
-/// the report.
+/// Invalid options; [`LabError::Interrupted`]; no emulator. Failures of a tunnel are in the report.
 pub fn bench_paths(
     options: &BenchOptions,
     paths: &PathOptions,
@@ -73,7 +72,7 @@ pub fn bench_paths(
     let rows: Vec<(&Cell, &Arc<dyn Tunnel>)> = rows.collect();
     let name = |(cell, tunnel): &(&Cell, &Arc<dyn Tunnel>)| format!("{cell}  {}", tunnel.name());
     let measured = rounds.interleave(&rows, name, progress, |(cell, tunnel), round, step| {
-        // The same losses for every tunnel of a round.
+        // The seed is the number of the round, so that all tunnels of a round have the same losses.
         measure(tunnel, cell, round.into(), plan, &mut |event| {
             step(0.0, event)
         })

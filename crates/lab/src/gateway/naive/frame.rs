@@ -55,19 +55,19 @@ fn hmac(clear: &[u8], packet: &[u8]) -> Tag {
 /// Kinds of IP packets from outside.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<'a> {
-    /// Not for this port, and no fragment either.
+    /// Not a fragment, and not for this port.
     NotOurs,
     /// A fragment that does not begin with the header.
     Headless,
     /// The first fragment of something larger.
     Cut,
-    /// Not sealed by the other end.
+    /// A datagram without the HMAC of the other end.
     Foreign,
-    /// The packet within.
+    /// The packet that the datagram contains.
     Packet(&'a mut [u8]),
 }
 
-/// Looks for the header where it is in an unfragmented packet.
+/// Opens a received IP packet. Expects the header where it is in an unfragmented packet.
 pub(super) fn open(packet: &mut [u8]) -> Arrival<'_> {
     let Some(&ip) = packet.first_chunk::<20>() else {
         return Arrival::NotOurs;
@@ -103,7 +103,8 @@ pub(super) fn open(packet: &mut [u8]) -> Arrival<'_> {
     }
 }
 
-/// Fills in the checksum of TCP and UDP: where the sender's card was to do that, the packet socket saw it undone.
+/// Fills in the TCP or UDP checksum. If it was left to the sender's NIC, the packet socket sees the
+/// packet without it.
 pub(super) fn complete_checksum(packet: &mut [u8]) {
     let Ok(ip) = IpPacket::parse(packet) else {
         return;

@@ -1,15 +1,16 @@
-//! A deliberately naive encapsulator, as a fault: one header on whatever the packet socket hands
-//! up.
+//! A deliberately naive encapsulator, used as a fault: it puts one header before each packet that
+//! the packet socket returns.
 //!
-//! Out: read a packet from the nic by packet socket (or from a TUN device), put one overlay header
-//! on the whole of it, send that as one UDP datagram, and let the outside fragment it. In: read the
-//! nic again by packet socket, take the header off, hand the packet to the kernel. It is what one
-//! writes who thinks of packets as what is on the wire. But receive offload (GRO) merges packets
-//! before a packet socket sees them, so that the datagram becomes larger than the MTU, and its
-//! fragments but the first bear no overlay header: all of it is lost. Without GRO it works.
+//! Out: it reads a packet from the NIC with a packet socket (or from a TUN device), puts one
+//! overlay header before it, sends both as one UDP datagram, and lets the kernel fragment the
+//! datagram. In: it reads the outer NIC with a packet socket, removes the header, and passes the
+//! packet to the kernel. This design assumes that packets are the frames on the wire. But receive
+//! offload (GRO) merges packets before a packet socket sees them. Then the datagram exceeds the
+//! MTU, all fragments but the first have no overlay header, and the whole datagram is lost. Without
+//! GRO it works.
 //!
-//! One thread, one packet at a time, IPv4 only, and a key that everybody knows: nothing for any use
-//! but comparison.
+//! It has one thread, handles one packet at a time, supports only IPv4, and uses a public key: it
+//! is suitable only for comparison.
 
 mod frame;
 
@@ -33,26 +34,26 @@ use crate::tunnel::device::{readable, set_up};
 pub use frame::PORT;
 use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
 
-/// MTU inside: a TCP segment of 1460 bytes less virtual IP header, protocol header and UDP header.
-/// Only the host's end sets it, on its TUN device: TCP takes the smaller maximum segment size of
+/// MTU inside, in bytes: a TCP segment of 1460 bytes less virtual IP header, protocol header and
+/// UDP header. Only the end with a TUN device sets it: TCP uses the smaller maximum segment size of
 /// the two ends.
 pub const MTU: u32 = 1460 - 20 - 64 - 8;
 
 /// MTU of Ethernet, in bytes.
 const ETHERNET_MTU: usize = 1500;
-/// The largest packet and what goes before it.
+/// Size of a buffer: the headers and the largest packet, in bytes.
 const BUFFER: usize = HEADER + 65_536;
-/// Receive buffer of the packet socket, in bytes: some thousand packets.
+/// Receive buffer of the packet socket in bytes, enough for some thousand packets.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// `AF_PACKET`, `ETH_P_IP` and `IPPROTO_RAW` of Linux, which the socket library has no names for.
 const AF_PACKET: i32 = 17;
 const ETH_P_IP: u16 = 0x0800;
 const IPPROTO_RAW: i32 = 255;
-/// `BPF_RET` with a constant (linux/filter.h): how many bytes of a packet are taken.
+/// `BPF_RET` with a constant (linux/filter.h): the number of bytes of a packet to accept.
 const RETURN: u16 = 0x06;
 
-/// An end: the outside, and what it carries.
+/// Options of one end: the outer network, and the traffic that it carries.
 #[derive(Clone, Debug, Args)]
 pub struct NaiveOptions {
     /// Interface to the outside
@@ -61,7 +62,7 @@ pub struct NaiveOptions {
     /// Address of the other end
     #[arg(long, value_name = "ADDRESS")]
     pub peer: Ipv4Addr,
-    /// Carry what machines on this nic send
+    /// Carry packets that hosts on this NIC send
     #[arg(
         long,
         value_name = "INTERFACE",
@@ -70,20 +71,20 @@ pub struct NaiveOptions {
         required_unless_present = "tun"
     )]
     pub lan: Option<String>,
-    /// to these destinations
+    /// Destinations of the packets to carry from --lan
     #[arg(long, value_name = "NETWORK", default_value = "10.77.0.0/24")]
     pub overlay: Ipv4Net,
-    /// Carry what this machine sends into a TUN device, which is made
+    /// Create this TUN device, and carry packets sent into it
     #[arg(long, value_name = "INTERFACE", requires = "address")]
     pub tun: Option<String>,
-    /// with this address
+    /// Address of the TUN device
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     pub address: Option<Ipv4Net>,
-    /// and these networks routed into it
+    /// Networks to route into the TUN device
     #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
     pub network: Vec<Ipv4Net>,
-    /// Send packets from this many ports by turns
-    // Nobody sees then that they belong together.
+    /// Number of ports from which packets are sent alternately
+    // Other programs then do not see that the packets belong to one tunnel.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub ports: u8,
 }
@@ -91,34 +92,34 @@ pub struct NaiveOptions {
 /// Packet counts. `out` is towards the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NaiveCounts {
-    /// Packets sent to the other end, merged ones counted once.
+    /// Packets sent to the other end; a merged packet counts once.
     pub out: u64,
-    /// Of them, and of those that were not sent: larger than an Ethernet frame's 1500 bytes,
-    /// because the kernel merged them.
+    /// Packets, sent or not, that were larger than the 1500 bytes of an Ethernet frame, because the
+    /// kernel had merged them.
     pub merged: u64,
     /// Bytes of the largest packet for the other end, as the packet socket or TUN device gave it.
     pub largest: u64,
-    /// Not sent: too large for a UDP datagram.
+    /// Packets not sent because they were too large for a UDP datagram.
     pub oversized: u64,
-    /// Not sent for another reason.
+    /// Packets not sent for another reason.
     pub unsent: u64,
     /// Packets from the other end handed to the kernel.
     pub arrived: u64,
-    /// Dropped: first fragments, which have the header but not the whole.
+    /// Dropped first fragments, which have the header but not the whole packet.
     pub cut: u64,
-    /// Dropped: further fragments, which have no overlay header.
+    /// Dropped further fragments, which have no overlay header.
     pub headless: u64,
-    /// Dropped: without the HMAC of the other end.
+    /// Dropped packets without the HMAC of the other end.
     pub foreign: u64,
-    /// Not taken by the kernel.
+    /// Packets that the kernel refused.
     pub undelivered: u64,
 }
 
-/// An end, ready to run. Its sockets belong to the namespace it was opened in.
+/// One end, ready to run. Its sockets belong to the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Naive {
     nic: Socket,
-    /// A packet goes out of the next one by turns. The first is bound to [`PORT`].
+    /// Sockets that send packets alternately. The first is bound to [`PORT`].
     udp: Vec<UdpSocket>,
     peer: SocketAddr,
     wan: u32,
@@ -141,7 +142,7 @@ impl Naive {
     /// Opens the sockets and the TUN device, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`; no port is free.
+    /// An interface does not exist; `CAP_NET_RAW` or `CAP_NET_ADMIN` is missing; no port is free.
     pub fn open(options: &NaiveOptions) -> Result<Self> {
         let netlink = Netlink::open()?;
         let index = |name: &str| netlink.link(name).map(|link| link.index);
@@ -179,10 +180,10 @@ impl Naive {
         })
     }
 
-    /// Carries packets until `stop` is raised.
+    /// Carries packets until `stop` is set.
     ///
     /// # Errors
-    /// A socket that fails for good.
+    /// A socket has failed permanently.
     pub fn run(&mut self, stop: &Interrupt) -> Result<()> {
         let mut buffer = vec![0; BUFFER];
         while !stop.is_raised() {
@@ -203,7 +204,7 @@ impl Naive {
         self.counts
     }
 
-    /// Whether the nic and whether the TUN device have something.
+    /// Returns whether the NIC and the TUN device have packets to read.
     fn wait(&self) -> io::Result<[bool; 2]> {
         let nic = self.nic.as_fd();
         match &self.side {
@@ -240,11 +241,11 @@ impl Naive {
         let Side::Tun(tun) = &self.side else {
             return Ok(());
         };
-        // The header of the device is overwritten by the overlay header.
+        // The overlay header overwrites the header of the device.
         match tun.queues()[0].read(&mut buffer[HEADER - VNET_HEADER_LEN..]) {
             Ok(length) => {
                 let end = HEADER - VNET_HEADER_LEN + length;
-                // The device is IPv4's, but the kernel tries IPv6 on any.
+                // The device carries only IPv4, but the kernel sends IPv6 to any device.
                 if destination(&buffer[HEADER..end]).is_some() {
                     self.outwards(&mut buffer[..end]);
                 }
@@ -255,9 +256,9 @@ impl Naive {
         }
     }
 
-    /// Puts the one header before the packet and sends the whole as one datagram, however large:
-    /// the kernel fragments what is larger than the MTU (its default, `IP_PMTUDISC_WANT`, forbids
-    /// that to routers only).
+    /// Puts the header before the packet, and sends both as one datagram of any size. The kernel
+    /// fragments a datagram that exceeds the MTU (its default, `IP_PMTUDISC_WANT`, only forbids
+    /// fragmentation by routers).
     fn outwards(&mut self, datagram: &mut [u8]) {
         self.number += 1;
         seal(datagram, self.number);
@@ -274,7 +275,7 @@ impl Naive {
         } += 1;
     }
 
-    /// Takes one IP packet from the outside, and the packet within to the kernel.
+    /// Receives one IP packet from outside, and passes the packet that it contains to the kernel.
     fn inwards(&mut self, packet: &mut [u8]) {
         let counts = &mut self.counts;
         match open(packet) {
@@ -293,7 +294,7 @@ impl Naive {
     }
 }
 
-/// A socket that only sends, because the packet socket receives; port 0 is any.
+/// Opens a socket that only sends, because the packet socket receives. Port 0 chooses a free port.
 fn sending_socket(port: u16) -> Result<UdpSocket> {
     let udp =
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).doing(format!("bind to UDP port {port}"))?;
@@ -324,14 +325,14 @@ fn open_tun(
     Ok(tun)
 }
 
-/// A packet socket without the link's header for what arrives on these interfaces.
+/// Opens a packet socket for packets that arrive on these interfaces, without the link header.
 fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
     let protocol = Protocol::from(i32::from(ETH_P_IP.to_be()));
     let socket = Socket::new(AF_PACKET.into(), Type::DGRAM, Some(protocol))?;
     socket.attach_filter(&filter(interfaces))?;
     socket.set_nonblocking(true)?;
-    // A loss here would be blamed on the tunnel. A user namespace may not force it and keeps the
-    // default.
+    // A loss here would be attributed to the tunnel. In a user namespace the size cannot be forced,
+    // and the default stays.
     if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
         socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     }
@@ -346,7 +347,7 @@ fn filter(interfaces: &[u32]) -> Vec<SockFilter> {
     const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
     let mut program = vec![SockFilter::new(LOAD_WORD, 0, 0, INTERFACE)];
     for (index, interface) in interfaces.iter().enumerate() {
-        // Over the other comparisons and the refusal.
+        // Jump over the remaining comparisons and the refusal.
         let to_acceptance = (interfaces.len() - index) as u8;
         program.push(SockFilter::new(JUMP_IF_EQUAL, to_acceptance, 0, *interface));
     }

@@ -14,7 +14,7 @@ const MEMORY: usize = 32 << 20;
 /// counts.
 const CALIBRATION: (u32, u32) = (1000, 7);
 
-/// One ChaCha20 block (RFC 8439, section 2.3), without any of what makes it fast elsewhere.
+/// Computes one ChaCha20 block (RFC 8439, section 2.3), without any optimisation.
 #[inline(never)]
 pub(super) fn chacha20_block_slow(state: &mut [u32; 16]) {
     const ROUNDS: [[usize; 4]; 8] = [
@@ -61,7 +61,7 @@ pub(super) struct Work {
     pub(super) blocks: u64,
     copies: u32,
     memory: Vec<u8>,
-    /// Where the next copy goes.
+    /// Position of the next copy.
     offset: usize,
 }
 
@@ -145,7 +145,7 @@ impl Handoff {
         !state.unwrap_or_else(PoisonError::into_inner).closed
     }
 
-    /// Nothing once it was closed.
+    /// Returns `None` after it was closed.
     #[inline(never)]
     pub(super) fn take(&self) -> Option<Vec<u8>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

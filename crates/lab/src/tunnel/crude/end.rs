@@ -1,7 +1,7 @@
 //! One end of the crude tunnel: poll, one read, one `sendto`; poll, one `recvfrom`, one write.
 //!
-//! With handing on, the loop only reads; a thread works on the packet, and another sends it, for
-//! each direction.
+//! With `--handoff`, the loop only reads. For each direction, one thread processes packets, and
+//! another sends them.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
@@ -21,13 +21,13 @@ use super::cost::{Handoff, Work};
 use crate::error::{Doing, Result};
 use crate::tunnel::device::{PATIENCE, readable, set_up};
 
-/// An end: its addresses, and how sick it is.
+/// Options of one end: its addresses and its faults.
 #[derive(Clone, Debug, Args)]
 pub struct CrudeOptions {
     /// Name of the TUN device to make
     #[arg(long, value_name = "INTERFACE")]
     pub device: String,
-    /// Its addresses
+    /// Addresses of the TUN device
     #[arg(
         long,
         value_name = "ADDRESS/LENGTH,...",
@@ -35,40 +35,41 @@ pub struct CrudeOptions {
         required = true
     )]
     pub address: Vec<IpNet>,
-    /// Own address outside
+    /// Own outer address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
-    /// Address of the other end outside
+    /// Outer address of the other end
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub peer: SocketAddr,
     /// MTU of the device
-    // It reads no more of a packet from either side, so larger packets from the other end arrive
-    // truncated. TCP avoids such packets: it uses the smaller segment size of both ends.
+    // The end reads at most this many bytes of a packet from either side, so larger packets from
+    // the other end arrive truncated. TCP avoids such packets: it uses the smaller segment size of
+    // both ends.
     #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mtu: u32,
-    /// Spend so much processor time on each packet, as a slow cipher does
-    // In a function named `chacha20_block_slow`. The rounds that it takes are measured once, so that
-    // a preempted end does not get away with less.
+    /// Processor time to spend on each packet, like a slow cipher
+    // The time is spent in a function named `chacha20_block_slow`. The number of rounds is measured
+    // once, so that preemption does not reduce the work.
     #[arg(long, value_name = "NANOSECONDS", default_value_t = 0)]
     pub burn: u64,
-    /// Hand each packet on twice, from thread to thread
-    // It waits each time until the packet was taken.
+    /// Pass each packet through two more threads
+    // A thread waits each time until the next one has taken the packet.
     #[arg(long)]
     pub handoff: bool,
-    /// Copy each packet so often to memory and back
+    /// Number of times to copy each packet to memory and back
     #[arg(long, value_name = "TIMES", default_value_t = 0)]
     pub copy: u32,
     /// Receive buffer of the socket
-    // As setsockopt(2) takes it: the kernel doubles it.
+    // The value is passed to setsockopt(2), and the kernel doubles it.
     #[arg(long, value_name = "BYTES")]
     pub rcvbuf: Option<usize>,
     /// Send buffer of the socket
     #[arg(long, value_name = "BYTES")]
     pub sndbuf: Option<usize>,
-    /// Packets that the device holds
+    /// Queue length of the device, in packets
     #[arg(long, value_name = "PACKETS")]
     pub queue: Option<u32>,
-    /// Spread connections over so many outer flows
+    /// Number of outer flows over which connections are spread
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub lanes: u8,
 }
@@ -78,32 +79,32 @@ pub struct CrudeOptions {
 pub struct CrudeCounts {
     /// Packets sent to the other end.
     pub out: u64,
-    /// Packets that the socket refused.
+    /// Packets that the socket refused to send.
     pub unsent: u64,
     /// Packets from the other end handed to the kernel.
     pub arrived: u64,
-    /// Not taken by the kernel.
+    /// Packets that the kernel refused.
     pub undelivered: u64,
     /// Cipher blocks burned.
     pub blocks: u64,
-    /// Bytes copied out to memory.
+    /// Number of bytes copied to memory.
     pub copied: u64,
-    /// Times a packet was handed to another thread.
+    /// Number of times that a packet was passed to another thread.
     pub handed_on: u64,
     /// Receive buffer of the socket, in bytes, as the kernel counts (twice the requested size).
     pub receive_buffer: u64,
-    /// Send buffer of the socket, likewise.
+    /// Send buffer of the socket, in bytes, as the kernel counts (twice the requested size).
     pub send_buffer: u64,
 }
 
-/// Which direction a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Out,
     In,
 }
 
-/// One end, ready to run. Its device and socket belong to the namespace it was opened in.
+/// One end, ready to run. Its device and socket belong to the namespace in which it was opened.
 #[derive(Debug)]
 pub struct CrudeEnd {
     tun: Tun,
@@ -118,7 +119,7 @@ impl CrudeEnd {
     /// Makes the device and the socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
+    /// A device of this name exists, an address is in use, or `CAP_NET_ADMIN` is missing.
     pub fn open(options: CrudeOptions) -> Result<Self> {
         let device = &options.device;
         let tun = Tun::create_without_header(&TunOptions {
@@ -146,10 +147,10 @@ impl CrudeEnd {
         })
     }
 
-    /// Carries packets until the flag is up.
+    /// Carries packets until `stop` is set.
     ///
     /// # Errors
-    /// When the device or the socket is gone.
+    /// The device or the socket no longer exists.
     pub fn run(&self, stop: &Interrupt) -> Result<()> {
         let done = if self.options.handoff {
             self.run_handing_on(stop)
@@ -182,7 +183,7 @@ impl CrudeEnd {
         Work::new(Duration::from_nanos(self.options.burn), self.options.copy)
     }
 
-    /// Gives one packet after the other to `next`, until the flag is up or `next` says so.
+    /// Passes one packet after the other to `next`, until `stop` is set or `next` ends the loop.
     fn read_all(
         &self,
         stop: &Interrupt,
@@ -205,7 +206,7 @@ impl CrudeEnd {
         Ok(())
     }
 
-    /// One packet, behind room for the device's header; its length.
+    /// Reads one packet into `buffer`, behind space for the device's header. Returns its length.
     fn read(&self, direction: Direction, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let read = match direction {
             Direction::Out => self.tun.queues()[0]
@@ -218,7 +219,7 @@ impl CrudeEnd {
         };
         match read {
             Ok(length) => Ok(Some(length)),
-            // The other end is not there yet: ICMP reported this for an earlier packet.
+            // The other end is not running yet: ICMP reported this for an earlier packet.
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(None),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 Ok(None)
@@ -250,7 +251,7 @@ impl CrudeEnd {
         }
     }
 
-    /// The socket of the connection that a packet belongs to.
+    /// Returns the socket for the connection that a packet belongs to.
     fn socket_for(&self, packet: &[u8]) -> &UdpSocket {
         match flow_of(packet, self.options.lanes) {
             0 => &self.udp,
@@ -294,15 +295,15 @@ impl CrudeEnd {
                     lines[direction as usize][0].put(packet.to_vec())
                 })
             });
-            // Also when not all of them could be started: the others end.
+            // Close them even if not all could be started, so that the others end.
             lines.iter().flatten().for_each(Handoff::close);
             done
         })
     }
 }
 
-/// Which of `lanes` an IPv4 packet takes, by its ports: those of connections differ by a little,
-/// which multiplication spreads over the upper bits.
+/// Returns the outer flow of an IPv4 packet, of `lanes`, by its ports. Ports of different
+/// connections differ only slightly; the multiplication spreads the difference over the upper bits.
 fn flow_of(packet: &[u8], lanes: u8) -> usize {
     let header = packet
         .first()
@@ -313,8 +314,8 @@ fn flow_of(packet: &[u8], lanes: u8) -> usize {
     ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
 }
 
-/// Sends block, as in similar programs. A receive that poll(2) announced, but whose packet had a
-/// bad checksum, blocks only shortly.
+/// Opens the socket. Sends block, as in similar programs. A receive that poll(2) announced, but
+/// whose packet had a bad checksum, blocks only for a short time.
 fn open_socket(options: &CrudeOptions) -> io::Result<UdpSocket> {
     let udp = UdpSocket::bind(options.listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
