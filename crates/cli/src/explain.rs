@@ -109,13 +109,13 @@ pub struct Explanation {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 enum Why {
-    /// Neither has a tag.
+    /// Neither party has a tag.
     NoTags,
-    /// Both have the same tag.
+    /// Both parties have the same tag.
     CommonTag,
     /// A rule allows it.
     Rule,
-    /// Nothing allows it.
+    /// Nothing allows the traffic.
     Nothing,
 }
 

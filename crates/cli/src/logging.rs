@@ -1,7 +1,8 @@
 //! Log of the daemons on standard error: events with a level, a target and fields.
 //!
-//! Events of libraries are left out: those of HTTP/2 show credentials. Each event is printed at most
-//! [`PER_MINUTE`] times a minute, because peers and strangers cause some of them.
+//! Events of libraries are left out, because those of HTTP/2 contain credentials. Each event is
+//! printed at most [`PER_MINUTE`] times a minute, because peers and unknown hosts can cause some of
+//! them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -66,7 +67,7 @@ enum LogFormat {
 struct Levels(Targets);
 
 impl Levels {
-    /// The same level for all targets.
+    /// Returns levels that are the same for all targets.
     fn at(level: LevelFilter) -> Levels {
         Levels(Targets::new().with_targets(TARGETS.map(|target| (target, level))))
     }

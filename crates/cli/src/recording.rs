@@ -51,7 +51,7 @@ impl Draft {
         })
     }
 
-    /// The same for a path that does not exist, also when the file is kept.
+    /// Creates a recording at a path that must not exist, neither now nor when the file is kept.
     ///
     /// # Errors
     /// `path` exists, or the file cannot be created.

@@ -47,9 +47,9 @@ const OUTPUTS: [Output; 15] = [
 #[serde(untagged)]
 #[expect(dead_code)]
 enum OneOrAll<T> {
-    /// With an interface as argument.
+    /// The output with an interface as argument.
     One(T),
-    /// Without one.
+    /// The output without an interface.
     All(Vec<T>),
 }
 
@@ -122,7 +122,7 @@ fn schemas_are_those_of_the_types() {
         schemas.insert(file, text);
     }
     if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-        // Also of commands that are no more.
+        // This also removes schemas of commands that no longer exist.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("created");
         for (file, text) in &schemas {

@@ -35,9 +35,9 @@ pub fn enter_existing(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// For a service: if root starts it, makes the directory, gives it to the daemons' user and becomes
-/// that user. Keeps no capability except the one for `ports` below 1024, until they are bound. The
-/// names of the service's files begin with one of `names`.
+/// Prepares a service that root starts: creates the directory, gives it to the daemons' user, and
+/// becomes that user. Drops all capabilities, except the one for `ports` below 1024, which is kept
+/// until they are bound. The names of the service's files begin with one of `names`.
 pub fn drop_privileges(directory: &Path, names: &[&str], ports: &[u16]) -> anyhow::Result<()> {
     let keep: &[Capability] = if ports.iter().any(|port| (1..1024).contains(port)) {
         &[Capability::CAP_NET_BIND_SERVICE]

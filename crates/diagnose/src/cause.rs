@@ -74,7 +74,7 @@ causes! {
 pub enum Severity {
     /// The tunnel is well.
     Healthy,
-    /// Nothing can be said.
+    /// No statement is possible.
     Notice,
     /// The tunnel is slow for an unknown reason.
     Warning,

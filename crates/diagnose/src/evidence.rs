@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Throughput below which a tunnel is idle, bits per second: keepalives, or somebody typing in a shell.
 pub const IDLE: f64 = 100e3;
-/// The same in packets per second, both directions: a call sends more small packets.
+/// Packets per second of both directions below which a tunnel is idle: a call sends more, but small
+/// packets.
 const IDLE_PACKETS: f64 = 100.0;
 /// Smallest shortfall that counts: a tenth.
 const TOLERATED_SHORTFALL: f64 = 0.1;
@@ -43,7 +44,7 @@ pub struct Probes {
     pub mtu: Option<MtuProbe>,
     /// Median round-trip time through the tunnel without load, microseconds.
     pub idle_rtt_us: Option<f64>,
-    /// The same under load.
+    /// The same round trip under load.
     pub loaded_rtt_us: Option<f64>,
     /// Packets of the probes.
     #[serde(default)]
@@ -225,7 +226,7 @@ impl Evidence {
         Some((self.both("Ip", "FragCreates")? - own).max(0.0))
     }
 
-    /// Returns the received fragments, likewise.
+    /// Returns the number of received fragments, likewise.
     pub fn fragments_received(&self) -> Option<f64> {
         let own = 2.0 * self.probes.own.packets_in as f64;
         Some((self.both("Ip", "ReasmReqds")? - own).max(0.0))

@@ -30,29 +30,29 @@ pub const LONGEST_REQUEST: usize = 16 << 10;
 /// Largest message, bytes.
 pub const LONGEST: usize = 64 << 20;
 
-/// Most samples of a measurement; more are thinned out.
+/// Maximum number of samples of a measurement; more are thinned out.
 const MAX_SAMPLES: usize = 600;
-/// Most columns, interfaces, sockets, threads or functions.
+/// Maximum number of columns, interfaces, sockets, threads or functions.
 const MAX_ITEMS: usize = 100_000;
-/// Most processors of a kernel (`CONFIG_NR_CPUS`).
+/// Maximum number of processors of a kernel (`CONFIG_NR_CPUS`).
 pub(crate) const MAX_PROCESSORS: usize = 8192;
 /// Largest growth of a counter.
 const MAX_GROWTH: u64 = 1 << 53;
-/// Longest measurement, microseconds.
+/// Maximum duration of a measurement, in microseconds.
 const LONGEST_US: u64 = 2 * 3_600_000_000;
 
 /// Reason why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongMessage {
-    /// Another version.
+    /// The other end has another version.
     #[error(
         "the other end uses version {0} of the messages, this one {VERSION}: use the same seikan at both ends"
     )]
     Version(u32),
-    /// It is malformed.
+    /// The message is malformed.
     #[error("the other end sent a malformed message: {0}")]
     Syntax(String),
-    /// It has impossible values.
+    /// The message has impossible values.
     #[error("the other end sent impossible values: {0}")]
     Impossible(&'static str),
 }
@@ -101,7 +101,7 @@ pub struct Load {
     pub kind: LoadKind,
     /// Maximum rate, 0.01 to 1,000,000 Mbit/s; `None`: unlimited (TCP only).
     pub rate: Option<f64>,
-    /// From the server to the client.
+    /// Whether the load runs from the server to the client.
     pub reverse: bool,
 }
 
@@ -156,7 +156,7 @@ pub struct Measurement {
     probes: Probes,
 }
 
-/// The values of one key; those of a counter as growth since the first.
+/// The values of one key; values of a counter as growth since the first one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MeasuredColumn {

@@ -248,7 +248,8 @@ pub(crate) mod made {
         Subject::Tcp(2)
     }
 
-    /// Sends so many segments over ten seconds, with retransmissions and unnecessary ones.
+    /// Returns the evidence of a sender of this many segments in ten seconds, with this many
+    /// retransmissions, some of them unnecessary.
     pub fn sender(segments: u64, again: u64, spurious: u64) -> Evidence {
         let mut evidence = tunnel();
         let bytes = 1448 * segments;
@@ -271,7 +272,8 @@ pub(crate) mod made {
         evidence
     }
 
-    /// Receives so many segments, with those out of order and those received twice.
+    /// Returns the evidence of a receiver of this many segments, of which some came out of order
+    /// and some twice.
     pub fn receiver(segments: u64, early: u64, twice: u64) -> Evidence {
         let mut evidence = tunnel();
         for (name, growth) in [

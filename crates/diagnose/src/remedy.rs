@@ -13,7 +13,7 @@ pub struct Remedy {
     pub location: Location,
     /// Changes of this host that can be reverted; empty for manual or remote remedies.
     pub actions: Vec<Action>,
-    /// Commands to show: those of the actions, or manual ones.
+    /// Commands to show: the commands of the actions, or manual ones.
     pub commands: Vec<String>,
     /// Expected gain, in words.
     pub expected_gain: String,

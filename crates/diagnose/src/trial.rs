@@ -1,9 +1,10 @@
 //! Tests of a change: the same path with and without it, alternating, in one run.
 //!
-//! Blocks alternate: without, with, with, without, and again, so that a drift affects both. The gain is that of the means
-//! of neighbouring blocks, with an interval by resampling. A change is kept if the lower end of the interval is large
-//! enough, or if the delay under load is much shorter at the same throughput, and neither delay nor loss nor processor
-//! time got worse.
+//! Blocks alternate: without, with, with, without, and again, so that a drift affects both. The
+//! gain is computed from the means of neighbouring blocks, with a confidence interval by
+//! resampling. A change is kept if the lower end of the interval is large enough, or if the delay
+//! under load is much shorter at the same throughput, and neither delay nor loss nor processor time
+//! got worse.
 
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use crate::{Cause, Remedy};
 pub const WARM_UP: Duration = Duration::from_millis(1000);
 /// Measured time of a block.
 pub const BLOCK: Duration = Duration::from_millis(2000);
-/// Longest wait for stalled connections after the change: TCP that sent nothing for ten seconds tries again within this
-/// time (RFC 6298: the timeout doubles each time).
+/// Maximum time to wait for stalled connections after the change: a TCP connection that has been
+/// stalled for ten seconds retransmits within this time (RFC 6298: the timeout doubles each time).
 pub const STANDSTILL: Duration = Duration::from_secs(13);
 /// Throughput below which connections are stalled, bits per second: a connection without acknowledgements repeats a
 /// segment now and then.
@@ -85,11 +86,11 @@ pub enum Look {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
 pub enum Decision {
-    /// It is kept.
+    /// The change is kept.
     Keep,
-    /// It is reverted, for this reason.
+    /// The change is reverted, for this reason.
     TakeBack(String),
-    /// It was not made, because this host does not allow it.
+    /// The change was not made, because this host does not allow it.
     NotPossible(String),
 }
 

@@ -29,7 +29,7 @@ pub(crate) const CLEAR: f64 = 1.5;
 pub enum Level {
     /// The signature of the cause is present.
     Consistent,
-    /// Those of its rivals are not.
+    /// The signature of the cause is present, and those of its rivals are not.
     Supported,
     /// A change moved the throughput as predicted.
     Confirmed,

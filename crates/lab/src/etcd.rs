@@ -50,7 +50,7 @@ struct Member {
     client: u16,
     /// Port for the other members.
     peer: u16,
-    /// The shell that runs the member, and removes its files.
+    /// The shell that runs the member. It removes the files if this program ends without a message.
     running: Option<Child>,
 }
 

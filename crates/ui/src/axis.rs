@@ -5,7 +5,7 @@ use crate::palette::{Colour, FAINT, INK, LINE};
 use crate::screen::rounded;
 use crate::svg::{Anchor, Svg, WIDTH, cut, width};
 
-/// Where frames begin: room for the numbers on their left.
+/// Left edge of frames, which leaves space for the numbers.
 pub const LEFT: f64 = 84.0;
 /// Right edge of frames; half of the last number below extends beyond it.
 pub const RIGHT: f64 = WIDTH - 24.0;
@@ -20,7 +20,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// From one value to another, which need not be above it.
+    /// Creates a scale from one value to another. If the second is not above the first, the scale
+    /// is extended.
     pub fn new(low: f64, high: f64) -> Self {
         let sane = low.is_finite() && high.is_finite() && high > low;
         if sane {
@@ -33,14 +34,14 @@ impl Scale {
         }
     }
 
-    /// From 0 to the first of about `ticks` round ticks that is not below `max`.
+    /// Creates a scale from 0 to a round value not below `max`, with about `ticks` round ticks.
     pub fn from_zero(max: f64, ticks: usize) -> Self {
         let plain = Scale::new(0.0, max);
         let step = plain.step(ticks);
         Scale::new(0.0, (plain.high / step - 1e-9).ceil() * step)
     }
 
-    /// Where a value lies, 0 to 1 from beginning to end.
+    /// Returns the position of a value on the scale, 0 to 1 from beginning to end.
     pub fn share(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -68,7 +69,7 @@ impl Scale {
     }
 }
 
-/// A value with as many digits as a step needs, thousands apart.
+/// Formats a value with as many digits as the step needs, and with thousands separators.
 fn written(value: f64, step: f64) -> String {
     let decimals = (-(step.log10() + 1e-9).floor()).clamp(0.0, 6.0) as usize;
     let value = if value.abs() < step * 1e-6 {
@@ -107,7 +108,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// One as wide as the picture.
+    /// Creates a frame as wide as the picture.
     pub fn wide(top: f64, height: f64, x: Scale, y: Scale) -> Self {
         Frame {
             left: LEFT,

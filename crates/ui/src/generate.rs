@@ -64,7 +64,7 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of a command and those of its subcommands.
+/// Writes the pages of a command and of its subcommands.
 fn write_pages(directory: &Path, command: &Command) -> io::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     fs::write(directory.join(format!("{name}.1")), page(command)?)?;
@@ -74,8 +74,8 @@ fn write_pages(directory: &Path, command: &Command) -> io::Result<()> {
         .try_for_each(|subcommand| write_pages(directory, subcommand))
 }
 
-/// Returns the page of a command. Its synopsis is the usage that `--help` shows; that of
-/// clap_mangen names all options, without their values.
+/// Returns the page of a command. Its synopsis is the usage that `--help` shows. The one by
+/// clap_mangen would name all options, without their values.
 fn page(command: &Command) -> io::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).render(&mut page)?;

@@ -39,7 +39,8 @@ impl Interrupt {
         self.catch(&[SIGINT, SIGTERM, SIGHUP])
     }
 
-    /// The same without SIGHUP, which then ends the process: for one that is nothing without its terminal.
+    /// Catches the signals except SIGHUP, which then ends the process. For programs that are
+    /// useless without their terminal.
     ///
     /// # Errors
     /// When the handlers cannot be installed.

@@ -37,7 +37,7 @@ impl Screen {
         );
     }
 
-    /// One thing.
+    /// Writes one line: a label and a text.
     pub fn line(&mut self, label: &str, text: impl std::fmt::Display) {
         let _ = writeln!(self.0, "  {BOLD}{label}{RESET}: {text}");
     }
@@ -60,7 +60,7 @@ impl Screen {
 /// Widest output; longer bars say no more.
 const MAX_WIDTH: usize = 100;
 
-/// How to write to a terminal, or to a file.
+/// Properties of the output, a terminal or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     /// Columns to use.
@@ -113,7 +113,7 @@ impl Table {
         }
     }
 
-    /// One more row. Cells may have colours.
+    /// Adds a row. Cells may have colours.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
@@ -164,7 +164,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// The same of several lines, which may have tabs.
+/// Returns several lines likewise. They may contain tabs.
 pub fn printable_lines(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c,
@@ -174,7 +174,7 @@ pub fn printable_lines(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// With separators.
+/// Formats a number with thousands separators.
 pub fn number(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -211,7 +211,7 @@ pub fn rounded(value: f64) -> String {
     }
 }
 
-/// As `wg` writes it.
+/// Formats a number of bytes as `wg` does.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut size = count as f64;
@@ -226,7 +226,7 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// How long ago, as short as it may be.
+/// Formats a time since an event as briefly as possible.
 pub fn ago(seconds: Option<f64>) -> String {
     match seconds {
         None => format!("{DIM}never{RESET}"),
@@ -248,7 +248,7 @@ pub fn milliseconds(us: u64) -> String {
     }
 }
 
-/// As `wg` writes it: at most the two largest units, which is as exact as anybody needs it.
+/// Formats a duration as `wg` does, but with at most the two largest units, which is exact enough.
 pub fn duration(seconds: u64) -> String {
     const UNITS: [(&str, u64); 4] = [
         ("day", 86_400),
@@ -280,7 +280,7 @@ pub fn sentence(name: &str) -> String {
     known.map_or_else(|| printable(name), |reason| reason.describe().into())
 }
 
-/// Without escape sequences.
+/// Returns the text without escape sequences.
 pub fn plain(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }

@@ -272,7 +272,7 @@ fn number(value: f64) -> f64 {
     }
 }
 
-/// As text of XML. Characters that XML cannot have become U+FFFD.
+/// Escapes a text for XML. Characters that XML does not allow become U+FFFD.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

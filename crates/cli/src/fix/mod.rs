@@ -43,7 +43,7 @@ impl Fix {
         let name = format!("{}{pid}", prefix()?);
         let path = directory.join(format!("{name}.journal"));
         let guard = Monitor::start(&[], move |socket| {
-            // It outlives a SIGKILL to this program's group.
+            // The watchdog must survive a SIGKILL to this program's process group.
             let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             monitor::wait_for_the_end(&socket);
             journal::clean_up_after(pid, &path, |_: &[Change]| ());

@@ -103,7 +103,7 @@ fn watch(target: IpAddr, echo: &Echo, stop: &Interrupt, silent: &OnceLock<IpAddr
 
 /// Returns the hosts to ping, and the interfaces towards them.
 fn targets() -> Vec<(IpAddr, String)> {
-    // Without routes only the tunnel is checked.
+    // If routes cannot be read, only the tunnel is checked.
     let Ok(netlink) = Netlink::open() else {
         return Vec::new();
     };

@@ -207,7 +207,7 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
     let name = &arguments.name;
     let removed = match name {
         PartyName::Member(name) => store.remove(MemberRef::Name(name), &operator, now()),
-        // One that was pending already is as wanted.
+        // A device that was pending already needs no change.
         PartyName::Device(name) => store.revoke_device(name, &operator, now()).map(|_| true),
     };
     match removed {

@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
     let dirs = RuntimeDirs::for_client(Some(interface.as_str()));
     match ask::stop(&dirs, interface.as_str(), STOP_TIMEOUT) {
-        // It may have been killed.
+        // The tunnel may have been killed.
         Err(AskError::NotRunning(name)) => {
             let mut warnings = Diagnostics::default();
             let reverted = monitor::clean_up(&dirs, &name, &mut |warning| warnings.push(warning));
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         stopped => {
             stopped.with_context(failed)?;
-            // It may be elsewhere, or on standard error.
+            // The log may be elsewhere, or on standard error.
             let _ = std::fs::remove_file(dirs.log(interface.as_str()));
             Ok(ExitCode::SUCCESS)
         }

@@ -75,7 +75,7 @@ impl Arguments {
             _ => return None,
         };
         let detached = option == "--detached";
-        // It was checked before it was detached.
+        // The detached process has checked the name before.
         if name.starts_with('-') || !detached && !is_word(name) {
             return None;
         }
@@ -168,16 +168,16 @@ fn log() -> LogArguments {
 
 /// Receiver of the node's events.
 enum Events {
-    /// In the foreground, with the service manager.
+    /// Events in the foreground, reported to the service manager.
     Foreground(Manager),
-    /// In the background.
+    /// Events in the background, reported to the starting process.
     Detached(Starter),
 }
 
 impl Observer for Events {
     fn warn(&mut self, warning: Diagnostic) {
         log_warning(&warning);
-        // Without a level the background process has no log.
+        // Without a log level, the background process writes no log.
         if let (Events::Detached(starter), None) = (self, log_level()) {
             let _ = starter.warn(warning);
         }

@@ -149,7 +149,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             writeln!(out, "this host is {own}, {network} is routed into the mesh")?;
         }
     }
-    // In a container the environment stays.
+    // In the foreground, as in a container, the environment stays the same at the next start.
     if let Some(proxy) = web_proxy.filter(|_| !arguments.foreground) {
         writeln!(
             out,

@@ -113,7 +113,7 @@ fn first_reply(
             }
             Ok(Some(pong)) => found = Some((name, pong)),
             Ok(None) => return Ok(None),
-            // Another interface may have it.
+            // Another interface may have the peer.
             Err(error @ AskError::Refused { .. }) if several => refusal = Some(error),
             Err(error) => return Err(error.into()),
         }

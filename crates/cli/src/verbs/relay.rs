@@ -24,17 +24,18 @@ use crate::service;
 
 /// Default directory.
 const DIRECTORY: &str = "/var/lib/seikan-relay";
-/// Default UDP port, that of STUN (RFC 8489, section 18.6).
+/// Default UDP port: the port of STUN (RFC 8489, section 18.6).
 const PORT: u16 = 3478;
 /// File with the TLS port of the last start and the pin of a self-signed certificate, for `relay
 /// secret`.
 const TLS_FILE: &str = "tls";
 /// Names of the files in the directory begin with one of these.
 const FILES: [&str; 2] = ["secret", "tls"];
-/// Minimum rate of a member, in bits per second. A member may send a quarter of a second of it at
-/// once, which has to be many datagrams.
+/// Minimum rate of a member, in bits per second. A member may send the amount of a quarter of a
+/// second at once, which must be many datagrams.
 const MIN_RATE: u64 = 1_000_000;
-/// Open files beside those of pairs and streams: main sockets, signals, metrics, standard streams.
+/// Number of open files besides those of pairs and streams: main sockets, signals, metrics,
+/// standard streams.
 const OTHER_FILES: u64 = 32;
 
 /// Options of `relay`.

@@ -200,7 +200,7 @@ impl Running {
                 },
                 Some(peer) => match key {
                     "preshared_key" => peer.preshared_key = Zeroizing::new(value.to_owned()),
-                    // One with an interface has no counterpart in a file.
+                    // An address with an interface (scope) has no counterpart in a file.
                     "endpoint" => peer.endpoint = value.parse().ok(),
                     "persistent_keepalive_interval" => {
                         peer.keepalive = value.parse().with_context(invalid)?;
@@ -359,7 +359,7 @@ fn add_routes(
     let mut added = 0;
     let mut failures = Vec::new();
     for (prefix, table) in plan.routes {
-        // Those of default routes are in a table of their own.
+        // Default routes are in a table of their own.
         if there.iter().any(|route| route.destination == prefix) {
             continue;
         }

@@ -202,7 +202,7 @@ fn write(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     };
     let mut temporary = tempfile::Builder::new()
         .prefix(".seikan-report-")
-        // As for any new file; the umask applies.
+        // The usual mode of a new file; the umask applies.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory)
         .with_context(context)?;

@@ -54,9 +54,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for name in ask::running(&places).context(FAILED)? {
         match ask::status(&places, &name) {
             Ok(status) => all.push(status),
-            // It has just stopped.
+            // The tunnel has just stopped.
             Err(ask::AskError::NotRunning(_)) => {}
-            // One that does not answer must not hide the others.
+            // A tunnel that does not answer must not hide the others.
             Err(error) => {
                 output::error(&error.into());
                 code = ExitCode::FAILURE;

@@ -47,7 +47,7 @@ const SCHEMA: &str = "message recording {
     required binary kind (STRING);
     required int64 value (INTEGER(64, false));
 }";
-/// Longest subject or name, bytes.
+/// Maximum length of a subject or name, in bytes.
 const MAX_TEXT: usize = 4096;
 /// Largest JSON, bytes.
 const MAX_FACTS: usize = 16 << 20;
@@ -90,7 +90,7 @@ pub enum RecordingError {
     /// The recording could not be read again.
     #[error("this cannot be recorded: {0}")]
     Unfit(String),
-    /// Not a recording.
+    /// The file is not a recording.
     #[error(
         "this is no recording: {0}; create one with `seikan record` or `seikan doctor --record`"
     )]

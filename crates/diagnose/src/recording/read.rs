@@ -22,7 +22,7 @@ use super::{
 use crate::Evidence;
 use crate::exchange::MAX_PROCESSORS;
 
-/// Most values per byte of a file: a recording of zeros has 50.
+/// Maximum number of values per byte of a file: a recording of zeros has 50.
 const MAX_VALUES_PER_BYTE: usize = 256;
 /// Bytes of all subjects and names together, with the memory of their series.
 const MAX_NAMES: usize = 64 << 20;

@@ -62,10 +62,12 @@ impl<W: Write + Send> Writer<W> {
         })
     }
 
-    /// Adds a sample, later than the one before. A sample without values is ignored.
+    /// Adds a sample, which must be later than the previous one. A sample without values is
+    /// ignored.
     ///
     /// # Errors
-    /// [`RecordingError::Write`]; [`RecordingError::Unfit`] if it is not later, or has a name that is too long.
+    /// [`RecordingError::Write`]; [`RecordingError::Unfit`] if the sample is not later, or has a
+    /// name that is too long.
     pub fn push(&mut self, sample: Sample) -> Result<(), RecordingError> {
         if self.last.is_some_and(|last| sample.at <= last) {
             return Err(unfit(format!(
@@ -86,7 +88,7 @@ impl<W: Write + Send> Writer<W> {
         Ok(())
     }
 
-    /// Whether the recording would be too large with so many more values.
+    /// Whether the recording would be too large with `more` additional values.
     pub fn is_full(&self, more: usize) -> bool {
         self.values.saturating_add(more) > MAX_VALUES
     }

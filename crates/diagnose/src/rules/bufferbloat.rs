@@ -99,7 +99,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "the delay disappears; the throughput stays",
         ));
     }
-    // Not shorter than a full ring of that delay: otherwise the queue is elsewhere.
+    // A ring explains the delay only if its own delay is long enough; otherwise the queue is
+    // elsewhere.
     if ring.is_some_and(|delay| delay > added / 2.0 && delay > 2.0 * GOOD_MS) {
         remedies.extend(shorter_ring(evidence));
     }

@@ -2,9 +2,10 @@
 
 use crate::{Evidence, Fact};
 
-/// Returns the calls of a function per packet, if they were counted. They support a finding and are none by themselves:
-/// other tunnels and programs of the machine add to them. Of several functions, the one with the most calls counts: they
-/// are alternatives (IP versions), and an IPv6 socket that sends to IPv4 calls both.
+/// Returns the calls of a function per packet, if they were counted. They only support a finding,
+/// because other tunnels and programs of the machine add to them. Of several functions, the one
+/// with the most calls is used: they are alternatives (IP versions), and an IPv6 socket that sends
+/// to IPv4 calls both.
 pub(super) fn per_packet(
     evidence: &Evidence,
     name: impl Into<String>,

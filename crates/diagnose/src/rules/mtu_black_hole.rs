@@ -12,7 +12,7 @@ const ALWAYS_PASSES: u32 = 1280;
 const SMALL_SEGMENT: f64 = 536.0;
 /// Weight of the symptoms of TCP alone: a dead tunnel has the same.
 const UNPROBED: f64 = 0.6;
-/// The same if nothing is received.
+/// Weight of these symptoms if nothing is received.
 const SILENT: f64 = 0.35;
 
 pub(super) const SPEC: Spec = Spec {

@@ -122,7 +122,8 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     let mut facts = vec![fact];
     facts.extend(counted("Tcp", tcp));
     facts.extend(counted("Udp", udp));
-    // The tunnel's own packets are damaged outside of it, those of inner connections behind it.
+    // The tunnel's own packets are damaged outside of the tunnel, packets of inner connections
+    // behind it.
     let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
     let device = if outside {
         "the outer network card of the far end"

@@ -27,7 +27,7 @@ const RETURNING: f64 = 0.1;
 const LIMITED: f64 = 0.1;
 /// Share of one processor's time in softirqs from which it has little left, and from which it is full.
 const SOFTIRQ: Ramp = Ramp::new(0.5, 0.9);
-/// The same for the busy time of all processors.
+/// Share of busy time of all processors together from which they have little time left, and none.
 const MACHINE: Ramp = Ramp::new(0.8, 0.97);
 /// Kernel share of the busy time (system and softirq) from which its work per packet matters; a program limited by its
 /// own work has less.

@@ -48,7 +48,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .ok_or("the IP counters of the host are not readable")?;
     let share = |fragments: f64, name| match evidence.egress(name) {
         Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
-        // Without an interface to compare with, any number counts.
+        // Without an interface to compare with, any number of fragments counts.
         _ => f64::from(u8::from(fragments / evidence.seconds() > 1.0)) * FULL / 2.0,
     };
     let (sent, received) = (

@@ -12,13 +12,14 @@ const LOSS: f64 = 0.001;
 /// Fewer losses that matter on a long path or at a high rate: the ratio of TCP's rate to the rate that the model allows
 /// for this loss, if it is below the expected throughput.
 const BY_RATE: Ramp = Ramp::new(0.5, 0.8);
-/// The same ratio from which losses are not random but come in bursts from a full queue: its bottleneck is the limit.
+/// The same ratio from which losses are not random but come in bursts from a full queue. The limit
+/// is then the bottleneck of that queue.
 const AT_ONCE: Ramp = Ramp::new(2.0, 4.0);
 /// Constant of the model, for one acknowledgement per segment (Mathis et al. 1997, table 1).
 const MATHIS: f64 = 1.22;
 /// Fewest losses for the model.
 const LEAST_LOST: f64 = 8.0;
-/// Largest weight by the model, relative to that of a plain share.
+/// Maximum weight by the model, relative to the weight by the plain share.
 const MOST_BY_RATE: f64 = 0.7;
 /// Share of loss at which nothing else matters: one connection over 10 ms is down to 14 Mbit/s.
 const FULL_LOSS: f64 = 0.01;

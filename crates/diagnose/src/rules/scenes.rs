@@ -48,7 +48,7 @@ fn in_kernel(evidence: &mut Evidence, share: f64) {
     count(evidence, subject(), metric::THREAD_USER_NS, ns(1.0 - share));
 }
 
-/// The same tunnel with super-packets.
+/// Makes the tunnel use super-packets.
 fn batching(evidence: &mut Evidence) {
     let process = Subject::Process(100);
     count(evidence, process, metric::IO_READS, 5_000);
@@ -118,7 +118,7 @@ fn a_full_thread_that_batches() {
     let shares = [(Stage::Copy, 0.5), (Stage::Network, 0.2)];
     profile(&mut evidence, &shares);
     named(&evidence, Cause::CopyOrChecksumBound);
-    // With competing programs it is neither.
+    // With competing programs, neither cause applies.
     thread(&mut evidence, 100, 0.55, 0.42);
     named(&evidence, Cause::CpuContention);
 }
@@ -172,7 +172,7 @@ fn a_trace_of_waiting_does_not_explain_a_short_ring() {
     named(&evidence, Cause::TunQueueOverflow);
 }
 
-/// A connection that sends 172,000 segments through the tunnel, with so many retransmissions.
+/// Adds a connection that sends 172,000 segments through the tunnel, with `again` retransmissions.
 fn sending(evidence: &mut Evidence, again: u64) {
     let flow = || Subject::Tcp(2);
     for (name, value) in [
@@ -206,7 +206,7 @@ fn small_packets_through_a_full_thread() {
     let mut evidence = gateway(0.96, 0.03);
     count(&mut evidence, inner(), metric::TX_BYTES, 172_000 * 200);
     named(&evidence, Cause::PacketsTooSmall);
-    // With competing programs it lacks a processor.
+    // With competing programs, the thread lacks a processor.
     thread(&mut evidence, 100, 0.5, 0.45);
     named(&evidence, Cause::CpuContention);
 }

@@ -20,9 +20,9 @@ const SLEEPS: Ramp = Ramp::new(0.5, 1.5);
 /// pauses of TCP leave a full one a twentieth.
 const BUSY: Ramp = Ramp::new(0.72, 0.95);
 
-/// How the program gets processors.
+/// How the program is scheduled on processors.
 pub(super) struct Scheduling {
-    /// The thread with the largest demand, without those of a virtual machine.
+    /// The thread with the largest demand, except threads of a virtual machine.
     pub thread: ThreadUse,
     /// Share of its demand in which it waited while others used the processor.
     pub waiting: f64,
@@ -64,7 +64,7 @@ pub(super) fn runs_when_ready(evidence: &Evidence) -> f64 {
     scheduling(evidence).map_or(1.0, free)
 }
 
-/// How far the program's own work is the limit, 0 to 1.
+/// Returns how far the program's own work is the limit, 0 to 1.
 pub(super) fn limited_by_work(evidence: &Evidence) -> Option<f64> {
     let busy = evidence.busy()?;
     Some(BUSY.at(busy) * runs_when_ready(evidence))

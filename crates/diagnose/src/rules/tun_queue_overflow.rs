@@ -15,8 +15,9 @@ const LOSS: f64 = 0.001;
 const HEAVY_LOSS: f64 = 0.01;
 /// Recommended length, packets.
 const GOOD_LENGTH: u32 = 1000;
-/// Length up to which a ring (the former default of OpenVPN) holds a millisecond or two of a gigabit: too short for a
-/// reader that sleeps now and then. Below half of it no other cause is needed.
+/// Length up to which a ring (the former default of OpenVPN) holds a millisecond or two of a
+/// gigabit: too short for a reader that sleeps occasionally. Below half of this length, no other
+/// cause is needed.
 const SHORT: f64 = 100.0;
 /// The kernel's default (drivers/net/tun.c): an overflow of such a ring means a late reader.
 const USUAL: f64 = 500.0;

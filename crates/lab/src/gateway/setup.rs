@@ -81,8 +81,7 @@ impl Setup {
     }
 
     /// Whether the setup is measured if none is named. Of the WireGuard programs these are the two
-    /// in Go. Setups with many devices are left out, and setups of other programs without a
-    /// gateway.
+    /// in Go. Setups with many devices are left out, and the naive encapsulator without a gateway.
     pub(super) fn by_default(&self) -> bool {
         match self {
             Self::WireGuard(program) => program.label().ends_with("wireguard-go"),

@@ -70,7 +70,7 @@ pub struct Run {
 pub struct Phase {
     /// Kind of traffic.
     pub kind: Kind,
-    /// From the far end to this one.
+    /// Whether the load runs from the far end to this one.
     pub reverse: bool,
     /// Measured time, at most 10 seconds.
     pub seconds: f64,
@@ -124,7 +124,7 @@ pub enum Reply {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Its addresses but those of the loopback interface and of single links.
+    /// Addresses of the host, except loopback and link-local ones.
     pub addresses: Vec<Address>,
     /// Address of the SSH server, if it is known.
     pub ssh: Option<IpAddr>,
@@ -140,7 +140,7 @@ pub struct Address {
     pub ip: IpAddr,
     /// Its interface.
     pub interface: String,
-    /// Whether the interface is that of a tunnel.
+    /// Whether the interface belongs to a tunnel.
     pub is_tunnel: bool,
 }
 
@@ -184,7 +184,7 @@ impl<In: DeserializeOwned + Send + 'static> Control<In> {
         longest: usize,
         ended: impl FnOnce() + Send + 'static,
     ) -> Self {
-        // One message is answered before the next is sent.
+        // A message is answered before the next one is sent, so one slot suffices.
         let (sender, received) = sync_channel(1);
         std::thread::spawn(move || {
             read_all(&mut input, longest, &sender);

@@ -20,11 +20,11 @@ use super::kernel::{self, Kernel};
 use super::phase::{self, End};
 use crate::ssh;
 
-/// Longest wait for a request.
+/// Maximum time to wait for a request.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest measured time of a phase, seconds.
+/// Maximum measured time of a phase, in seconds.
 const LONGEST_PHASE: f64 = 10.0;
-/// Most addresses at which the port is opened.
+/// Maximum number of addresses at which the port is opened.
 const MOST_ADDRESSES: usize = 16;
 
 /// Serves the other end on standard input and output.

@@ -106,9 +106,10 @@ pub struct RoundTrips {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cpu {
-    /// Of the whole host, with the ends of the load and all other programs; null if nothing arrived.
+    /// Processor time of the whole host, including the ends of the load and all other programs;
+    /// null if nothing arrived.
     pub host: Option<f64>,
-    /// Of the tunnel's process; null without one.
+    /// Processor time of the tunnel's process; null without one.
     pub tunnel: Option<f64>,
 }
 
@@ -116,7 +117,7 @@ pub struct Cpu {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Udp {
-    /// Received while as many as possible were sent, bits per second.
+    /// Rate received while as many datagrams as possible were sent, in bits per second.
     pub most_bits_per_second: f64,
     /// Received while 80 % of the highest rate was sent, bits per second.
     pub steady_bits_per_second: f64,

@@ -73,7 +73,8 @@ impl Kernel {
         Ok((kernel, *key.public().as_bytes()))
     }
 
-    /// Creates the interface of this end. `peer` and `endpoint` are those of the far end.
+    /// Creates the interface of this end. `peer` is the far end's public key, `endpoint` its
+    /// address.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -20,7 +20,7 @@ use super::control::{
 use super::phase::{self, End, Flows};
 use crate::screen::printable;
 
-/// Longest wait for an answer, besides the time of a phase.
+/// Maximum time to wait for an answer, in addition to the duration of a phase.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for the far end to remove everything and end by itself.
 const ENDS: Duration = Duration::from_secs(3);
@@ -59,10 +59,11 @@ pub struct Measured {
 }
 
 impl Far {
-    /// Starts the far end: `ssh` is the command of SSH with its options, `program` that of Seikan there.
+    /// Starts the far end. `ssh` is the command of SSH with its options, `program` the command that
+    /// runs Seikan on the far host.
     ///
     /// # Errors
-    /// SSH or the program cannot be started there, or is of another version.
+    /// SSH or the far program cannot be started, or the far program has another version.
     pub fn start(
         ssh: &str,
         host: &str,
@@ -73,7 +74,7 @@ impl Far {
         let command = words.next().context("--ssh names no command")?;
         let started = Command::new(command)
             .args(words)
-            // As is: it is never an option, and the far shell splits the command.
+            // HOST is never taken for an option, and the far shell splits the command.
             .arg(host)
             .arg(format!("{program} bench --serve"))
             .stdin(Stdio::piped())

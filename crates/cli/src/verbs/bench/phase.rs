@@ -1,7 +1,8 @@
-//! A phase of the measurement, which both ends carry out: connects two flows, and carries the load over them.
+//! A phase of the measurement, in which both ends take part: connects two flows, and runs the load
+//! over them.
 //!
-//! Each end has its own clock, so that no message has to pass a full path: the sender stops by itself. The receiver counts in
-//! the measured window, and goes on for a moment.
+//! Each end has its own clock, so that no message has to pass a full path: the sender stops by
+//! itself. The receiver counts in the measured window, and continues for a moment.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +25,9 @@ use crate::verbs::doctor::measure::{self, Options};
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Load after the measured time: the windows of the two ends do not begin at the same instant.
 const TAIL: Duration = Duration::from_millis(300);
-/// The same with the doctor, which needs a moment to start.
+/// Additional time of the receiver with the doctor, which needs a moment to start.
 const DOCTOR_TAIL: Duration = Duration::from_millis(1_000);
-/// Longest round trip; a longer one counts as lost.
+/// Maximum round trip; a longer one counts as lost.
 const LOST: Duration = Duration::from_secs(1);
 /// Time between two requests for a round trip.
 const INTERVAL: Duration = Duration::from_millis(10);

@@ -55,7 +55,7 @@ impl Routes {
 /// Returns the paths to try outside of tunnels, the best first. `given`: address from the command line.
 ///
 /// # Errors
-/// There is none.
+/// There is no such path.
 pub fn raw(host: &Host, given: Option<IpAddr>, routes: &Routes) -> anyhow::Result<Vec<Path>> {
     let outside = host.addresses.iter().filter(|address| !address.is_tunnel);
     let own: Vec<IpAddr> = outside.map(|address| address.ip).collect();
@@ -94,10 +94,10 @@ pub fn raw(host: &Host, given: Option<IpAddr>, routes: &Routes) -> anyhow::Resul
     Ok(paths)
 }
 
-/// Returns the path through a tunnel, that of `interface` if it is given.
+/// Returns the path through a tunnel; through that of `interface`, if given.
 ///
 /// # Errors
-/// There is none.
+/// There is no such path.
 pub fn tunnel(host: &Host, interface: Option<&str>, routes: &Routes) -> anyhow::Result<Path> {
     let mut addresses: Vec<_> = host.addresses.iter().collect();
     // An address of the far end's tunnel; else one that the tunnel here leads to.
@@ -107,7 +107,7 @@ pub fn tunnel(host: &Host, interface: Option<&str>, routes: &Routes) -> anyhow::
         let Some(here) = here.filter(|here| interface.is_none_or(|name| name == *here)) else {
             continue;
         };
-        // Without an interface of a tunnel at the far end, its doctor measures none.
+        // If the far end has no tunnel interface, its doctor measures none.
         let there = host.addresses.iter().find(|other| {
             other.is_tunnel && (!address.is_tunnel || other.interface == address.interface)
         });

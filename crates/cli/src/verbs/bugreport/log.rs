@@ -85,7 +85,7 @@ fn writer_of(daemon: u32) -> anyhow::Result<Process> {
     })
 }
 
-/// A process. If its id is used again, this is still the former one.
+/// A process. It does not refer to a later process with the same id.
 struct Process {
     pid: u32,
     folder: File,

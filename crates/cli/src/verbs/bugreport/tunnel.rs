@@ -207,7 +207,8 @@ impl Tunnel {
     }
 }
 
-/// Returns the rules in the tunnel's own tables: that of its default route, and that of a gateway.
+/// Returns the rules in the tunnel's own nftables tables: one for its default route, and one for a
+/// gateway.
 fn firewall(name: &str) -> anyhow::Result<String> {
     let mut rules = String::new();
     for table in [format!("seikan-{name}"), format!("seikan-gateway-{name}")] {

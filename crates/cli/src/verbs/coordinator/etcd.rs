@@ -130,7 +130,7 @@ impl EtcdArguments {
             ca,
             identity,
             user,
-            // Another prefix has another mesh.
+            // A different prefix contains a different mesh.
             mesh: stored.and_then(|stored| stored.mesh.filter(|_| stored.prefix == prefix)),
             advertise,
             prefix,

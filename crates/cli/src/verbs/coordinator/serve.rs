@@ -124,7 +124,7 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let store = Store::open_etcd(&etcd)?;
     let mesh = store.mesh();
     let etcd = Etcd { mesh, ..etcd };
-    // With the number of the mesh, so that a later start cannot make another.
+    // Store the number of the mesh as well, so that a later start cannot create another mesh.
     if stored.as_ref() != Some(&etcd) {
         etcd::write_settings(dir, &etcd)?;
     }

@@ -67,7 +67,7 @@ pub struct MemberRow<'a> {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DeviceRow<'a> {
-    /// Its name, without that of the member.
+    /// Name of the device, without that of its member.
     #[cfg_attr(test, schemars(with = "String"))]
     name: &'a Name,
     /// Name of the member.

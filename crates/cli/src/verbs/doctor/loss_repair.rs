@@ -97,7 +97,7 @@ fn between(before: &Status, after: &Status) -> Vec<LossRepair> {
     peers.filter(|repair| !is_quiet(repair)).collect()
 }
 
-/// Returns a sentence for each peer; `cause` is that of the diagnosis.
+/// Returns a sentence for each peer. `cause` is the diagnosed cause.
 pub fn render(repairs: &[LossRepair], cause: Cause, page: &Page) -> String {
     let mut out = String::new();
     for repair in repairs {

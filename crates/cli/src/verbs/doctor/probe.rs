@@ -21,9 +21,9 @@ const COUNT: u16 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of a small request, as of `ping` by default.
 const SMALL: usize = 84;
-/// Longest wait for an answer.
+/// Maximum time to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest search for the sizes that pass.
+/// Maximum time to search for the sizes that pass.
 const SEARCH: Duration = Duration::from_secs(2);
 /// Wait for an answer to a large request, in addition to two of the longest round trips of small ones.
 const LEAST: Duration = Duration::from_millis(50);
@@ -103,7 +103,7 @@ impl Prober {
         self.round_trips.try_iter()
     }
 
-    /// Waits for the end of the probes; `hurry`: ends them at once.
+    /// Waits until the probes have ended. `hurry`: ends them at once.
     pub fn finish(self, hurry: bool) -> Found {
         if hurry {
             self.stop.raise();

@@ -60,7 +60,7 @@ pub fn repair(
     });
     let mut attempts = Vec::new();
     for (of, remedy) in candidates {
-        // It may contain names of programs.
+        // The text may contain names of programs, which are untrusted.
         let change = printable(&remedy.what);
         say(&format!("\ntesting against {}: {change}", of.cause));
         for command in &remedy.commands {

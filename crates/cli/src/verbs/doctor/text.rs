@@ -17,7 +17,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// Returns those of standard output: 80 columns, or fewer if the terminal has fewer; Unicode if the locale has it.
+    /// Returns the properties of standard output: 80 columns, or fewer if the terminal has fewer;
+    /// Unicode if the locale supports it.
     pub fn of_stdout() -> Self {
         // In the order of setlocale(3); an empty variable does not count.
         let names = ["LC_ALL", "LC_CTYPE", "LANG"];

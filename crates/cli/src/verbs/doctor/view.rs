@@ -87,7 +87,7 @@ pub fn details(verdict: &Verdict, page: &Page) -> String {
     out
 }
 
-/// Draws the path, and that of the far end below it; the end of the cause has the mark.
+/// Draws the path, and the far end's path below it. The cause is marked at its end.
 fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
     let Some(far) = &verdict.far else {
         heading("the path", out);

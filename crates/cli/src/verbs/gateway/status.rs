@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 }
             }
             (Err(error), Some(_)) => return Err(error).context(FAILED),
-            // It has just stopped.
+            // The gateway has just stopped.
             (Err(ask::AskError::NotRunning(_)), None) => {}
             (Err(error), None) => {
                 output::error(&error.into());

@@ -13,7 +13,8 @@ use crate::screen::{
 
 /// Maximum devices in the table of `seikan status`.
 const MAX_ROWS: usize = 20;
-/// Maximum devices of which all are shown in detail; of more, only those that need attention.
+/// Number of devices up to which all are shown in detail. If there are more, only those that need
+/// attention are.
 const MAX_DETAILS: usize = 8;
 /// Loss from which it is coloured, as a fraction.
 const COLOURED_LOSS: f64 = 0.005;
@@ -24,7 +25,7 @@ pub fn section(gateway: &GatewayStatus, out: &mut Screen) {
     head(gateway, out);
     let mut devices: Vec<_> = gateway.devices.iter().collect();
     if devices.len() > MAX_ROWS {
-        // Those with the latest frame.
+        // Show the devices with the latest frames.
         let age = |d: &DeviceStatus| d.last_seen_s.unwrap_or(f64::INFINITY);
         devices.sort_by(|a, b| age(a).total_cmp(&age(b)));
         devices.truncate(MAX_ROWS);

@@ -106,8 +106,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// Returns whether a series covers another one except a tenth at each end, and has at least half as
-/// many values.
+/// Returns whether a series covers the time of another one, except a tenth at each end, and has at
+/// least half as many values.
 fn covers(points: &[(f64, f64)], other: &[(f64, f64)]) -> bool {
     let ends = |points: &[(f64, f64)]| Some((points.first()?.0, points.last()?.0));
     let (Some((from, to)), Some((begin, end))) = (ends(points), ends(other)) else {

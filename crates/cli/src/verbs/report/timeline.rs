@@ -76,7 +76,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// Orders counters: first those of the verdict's chain, in its order. Returns whether each is one.
+/// Orders counters: first the counters of the verdict's chain, in the order of the chain. Returns
+/// for each whether it belongs to the chain.
 fn ordered(all: Vec<Trace>, chain: &[Cause]) -> Vec<(Trace, bool)> {
     let rank = |trace: &Trace| {
         let of = |cause: &Cause| chain.iter().position(|link| link == cause);

@@ -228,7 +228,7 @@ fn receive_handshake(
             Some(count) => filled += count,
             None => return Err(ChannelError::Silent),
         }
-        // Fails at once for another protocol.
+        // Fail at once if the other end uses another protocol.
         if filled >= 2 && message[..2] != (HANDSHAKE as u16).to_be_bytes() {
             return Err(ChannelError::Altered);
         }
