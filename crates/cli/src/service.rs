@@ -66,7 +66,7 @@ pub fn drop_privileges(directory: &Path, names: &[&str], ports: &[u16]) -> anyho
 fn check_access(directory: &Path) -> anyhow::Result<()> {
     std::fs::read_dir(directory).map(drop).with_context(|| {
         format!(
-            "cannot open {} as user {}: let others pass the directories above (chmod o+x), or use another --dir",
+            "cannot open {} as user {}: allow other users to enter the directories above it (chmod o+x), or use another --dir",
             directory.display(),
             user_name(Uid::effective())
         )

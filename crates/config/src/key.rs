@@ -25,7 +25,7 @@ pub enum KeyError {
     #[error("has a character that is not base64 (A-Z a-z 0-9 + /) at position {0}")]
     Alphabet(usize),
     /// The last characters cannot end a base64 text of 32 bytes.
-    #[error("does not end as the base64 of {KEY_LEN} bytes does")]
+    #[error("does not end like the base64 of {KEY_LEN} bytes")]
     Ending,
 }
 

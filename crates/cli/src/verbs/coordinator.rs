@@ -191,7 +191,7 @@ fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
     } = arguments.directory.open()?;
     if !store.withdraw_token(TokenId(arguments.id), &operator, now())? {
         bail!(
-            "cannot withdraw token {}: there is none; see `seikan coordinator tokens`",
+            "cannot withdraw token {}: there is no such token; see `seikan coordinator tokens`",
             arguments.id
         );
     }
@@ -270,7 +270,7 @@ fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
     } = arguments.directory.open()?;
     if !store.remove_relay(&arguments.address, &operator, now())? {
         bail!(
-            "cannot remove relay {}: there is none; see `seikan coordinator relays`",
+            "cannot remove relay {}: there is no such relay; see `seikan coordinator relays`",
             arguments.address
         );
     }

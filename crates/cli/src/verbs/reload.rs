@@ -127,8 +127,8 @@ fn refuse_loops(
     }
     if let Some((endpoint, prefix)) = swallowed(config, running, endpoints) {
         bail!(
-            "cannot reload {name}: the endpoint {endpoint} is within the allowed IPs {prefix}, which takes rules that are \
-             only set at a start; restart the tunnel"
+            "cannot reload {name}: the endpoint {endpoint} is within the allowed IPs {prefix}, which needs rules that \
+             are set only at a start; restart the tunnel"
         );
     }
     Ok(())
@@ -365,7 +365,7 @@ fn add_routes(
         }
         if table != TABLE_MAIN && config.table != Table::Number(table) {
             failures.push(format!(
-                "{prefix} (takes rules that are only set at a start)"
+                "{prefix} (needs rules that are set only at a start)"
             ));
             continue;
         }

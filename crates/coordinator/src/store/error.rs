@@ -54,13 +54,13 @@ pub enum StoreError {
     DevicePending(DeviceName),
     /// The device has no addresses, and its last ones are unknown or taken.
     #[error(
-        "{0} has no addresses, and those that it had are unknown or another's by now: approve without --from"
+        "{0} has no addresses, and its former ones are unknown or in use by another device: approve without --from"
     )]
     NoAddresses(DeviceName),
     /// The device needs no approval, so there is none to withdraw.
     #[error(
-        "{device} needs no approval, by the token of its gateway: run `seikan coordinator withdraw {token}` \
-         first, or revoke the gateway"
+        "{device} needs no approval, because the token of its gateway approves all its devices: run \
+         `seikan coordinator withdraw {token}` first, or revoke the gateway"
     )]
     DeviceTrusted {
         /// The device.

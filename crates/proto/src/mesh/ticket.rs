@@ -219,13 +219,13 @@ pub struct RelaySecret(Zeroizing<String>);
 /// Why a text is not a relay secret. The error never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelaySecretError {
-    /// Not a secret of `seikan relay`.
+    /// The text is not a secret of `seikan relay`.
     #[error(
-        "the secret of a relay begins with `{PREFIX}`, and 32 of A-Z a-z 0-9 - _ follow, as `seikan relay secret` \
-         prints it; that of a TURN server may be another, with --turn or --turns"
+        "the secret of a relay is `{PREFIX}` followed by 32 of A-Z a-z 0-9 - _, as `seikan relay secret` \
+         prints it; for the secret of a TURN server, add --turn or --turns"
     )]
     NotOurs,
-    /// Not a secret of a TURN server.
+    /// The text is not a secret of a TURN server.
     #[error("the secret of a TURN server has 1 to {MAX_TEXT} visible ASCII characters")]
     NotVisible,
 }

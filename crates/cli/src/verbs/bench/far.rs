@@ -132,7 +132,7 @@ fn run(
     check(&run.phase)?;
     if run.at.is_empty() || run.at.len() > MOST_ADDRESSES {
         bail!(
-            "{} addresses: 1 to {MOST_ADDRESSES} are possible",
+            "cannot open the port at {} addresses; use 1 to {MOST_ADDRESSES}",
             run.at.len()
         );
     }

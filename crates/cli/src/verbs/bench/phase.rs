@@ -102,14 +102,14 @@ pub fn accept(sinks: Vec<Sink>, token: &Token, interrupt: &Interrupt) -> anyhow:
         come.last()
     });
     let Some(Flow::Tcp(tcp)) = tcp else {
-        return Err(anyhow!("no connection came to the port"));
+        return Err(anyhow!("no connection arrived at the port"));
     };
     interrupt.check()?;
     // Its address is proven by the connection: a flood cannot be directed at another host.
     let from = tcp.peer_addr()?.ip();
     let udp = Sink::open(Transport::Udp, tcp.local_addr()?)?;
     let Flow::Udp(udp) = udp.accept(Some(from), token, &AtomicBool::new(false))? else {
-        return Err(anyhow!("no datagram came to the port"));
+        return Err(anyhow!("no datagram arrived at the port"));
     };
     Ok(Flows { tcp, udp })
 }

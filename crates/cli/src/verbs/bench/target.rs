@@ -120,8 +120,8 @@ pub fn tunnel(host: &Host, interface: Option<&str>, routes: &Routes) -> anyhow::
         });
     }
     match interface {
-        Some(name) => bail!("{name} leads to no tunnel of the far end"),
-        None => bail!("no tunnel of this host leads to one of the far end"),
+        Some(name) => bail!("interface {name} is connected to no tunnel of the far end"),
+        None => bail!("no tunnel of this host is connected to a tunnel of the far end"),
     }
 }
 

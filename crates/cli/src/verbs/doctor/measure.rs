@@ -80,8 +80,7 @@ impl TunnelArguments {
         };
         discover::path(&subject).map_err(|error| match self.without_interface() {
             Some(name) => anyhow!(
-                "`{name}` runs without root: it has no interface, whose counters and queues would be compared with those \
-                 behind it; `seikan status {name}` shows its counters and drops, and `seikan bench` measures the path to \
+                "`{name}` runs without root: it has no interface to diagnose; `seikan status {name}` shows its counters and drops, and `seikan bench` measures the path to \
                  another host"
             ),
             None => error.into(),
