@@ -14,11 +14,11 @@ use crate::cleanup::remove_at_end;
 use crate::error::{Doing, LabError, Result};
 use crate::site::Host;
 
-/// How long a program may take to end after SIGTERM.
+/// Maximum time until a program ends after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two attempts of [`wait_for`].
 const LOOK: Duration = Duration::from_millis(20);
-/// How much of a log an error quotes.
+/// Number of lines of a log that an error quotes.
 const QUOTED_LINES: usize = 8;
 
 /// A program running inside a host. It is stopped when this is dropped.
@@ -42,7 +42,8 @@ impl Process {
         let log = dir.join(format!("{}.log", name.replace(' ', "-")));
         let file = File::create(&log).doing(format!("create {}", log.display()))?;
         let other = file.try_clone().doing("duplicate the log's descriptor")?;
-        // A group of its own: Ctrl-C goes to us alone, and we stop our children in order.
+        // A process group of its own: Ctrl-C reaches only the lab, which stops its children in
+        // order.
         command
             .stdin(Stdio::null())
             .stdout(file)
@@ -60,9 +61,10 @@ impl Process {
         })
     }
 
-    /// Has a file taken away that the program makes, and would not take away itself if it were killed.
+    /// Removes a file at the end that the program creates, and would not remove itself if it were
+    /// killed.
     pub fn leaving(mut self, file: PathBuf) -> Self {
-        // Without the shell, it is removed unless the lab is killed.
+        // If the shell that cleans up is missing, the file is removed unless the lab is killed.
         let _ = remove_at_end(&file);
         self.leftovers.push(file);
         self
@@ -108,7 +110,7 @@ impl Process {
         lines[lines.len().saturating_sub(QUOTED_LINES)..].join("\n")
     }
 
-    /// Asks it to end and waits; returns all of its output.
+    /// Asks the program to end, and waits. Returns all of its output.
     pub(crate) fn end(mut self) -> String {
         self.terminate();
         self.wait();
@@ -120,24 +122,24 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Ends it as a crash does, without a word.
+    /// Kills the program, as in a crash.
     pub fn kill(mut self) {
         // Fails only when it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Asks the program to end; [`Process::wait`] makes sure.
+    /// Asks the program to end. [`Process::wait`] forces it if necessary.
     fn terminate(&mut self) {
-        // Not once it has been waited for: its number may be another's by then.
+        // Not after the program has been waited for: its id may belong to another process then.
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
-        // Fails only when the group has gone already.
+        // This fails only if the process group no longer exists.
         let _ = killpg(Pid::from_raw(self.pid() as i32), Signal::SIGTERM);
     }
 
-    /// Waits for the end, and forces it.
+    /// Waits until the program has ended, and kills it after a time.
     fn wait(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -156,13 +158,13 @@ impl Drop for Process {
         self.terminate();
         self.wait();
         for file in &self.leftovers {
-            // Usually it has done so itself.
+            // Usually the program has removed the file itself.
             let _ = std::fs::remove_file(file);
         }
     }
 }
 
-/// Gives a program no streams.
+/// Gives a program no standard streams.
 pub(crate) fn silent(command: &mut Command) -> &mut Command {
     command
         .stdin(Stdio::null())
@@ -175,14 +177,14 @@ pub(crate) fn silent(command: &mut Command) -> &mut Command {
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Killed {
-    /// Starts `command` inside `host`, with no streams but those that it has been given.
+    /// Starts `command` inside `host`, with only the standard streams that were set for it.
     pub(crate) fn start(host: &Host, command: &mut Command) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let child = host.spawn(command);
         child.map(Self).doing(format!("start `{program}`"))
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     pub(crate) fn wait(
         &mut self,
         name: &str,
@@ -203,7 +205,7 @@ impl Drop for Killed {
     }
 }
 
-/// Tries until there is something.
+/// Calls the function until it returns something.
 pub(crate) fn wait_for<T>(
     event: &str,
     patience: Duration,
@@ -241,7 +243,7 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        // Both ends of a tunnel say goodbye to each other: ask all before waiting for any.
+        // Both ends of a tunnel notify each other when they end, so ask all before waiting for any.
         for process in &mut self.0 {
             process.terminate();
         }

@@ -1,9 +1,9 @@
-//! The part of the doctor: a video stream through a tunnel, a queue that is too short for the
-//! stream, the doctor without any hint, and the stream again.
+//! The doctor's part of the demo: a video stream through a tunnel, a queue that is too short for
+//! it, a diagnosis without any hint, and the stream again.
 //!
-//! Load and measure stay the same throughout: the rate that the receiving application reads. A
-//! short queue drops parts of a stream that comes in bursts, on every machine; queue and burst
-//! length are found by trying. A run that does not convince is repeated once, then it is an error.
+//! Load and measured quantity stay the same throughout: the rate that the receiving application
+//! reads. A short queue drops parts of a bursty stream on every machine; queue and burst length are
+//! found by trying. A run that does not convince is repeated once; a second one is an error.
 
 use std::fmt;
 use std::time::Duration;
@@ -27,15 +27,17 @@ use crate::tunnel::{self, Changes, inner_device};
 const TUNNEL: &str = "seikan-native";
 /// Cause that the doctor should name.
 const CAUSE: Cause = Cause::TunQueueOverflow;
-/// The stream: as much as a video in 4K takes, Mbit/s.
+/// Rate of the stream in Mbit/s: that of a 4K video.
 const RATE: f64 = 25.0;
-/// Bytes of each datagram, and with the headers of UDP and IPv4, which the doctor counts, too.
+/// Payload bytes of each datagram, and its length with the UDP and IPv4 headers, which the doctor
+/// counts too.
 const PAYLOAD: usize = 1_200;
 /// See [`PAYLOAD`].
 const PACKET: f64 = PAYLOAD as f64 + 28.0;
-/// Datagrams of a picture, sent straight after one another; more where that is not felt.
+/// Datagrams of a picture, which are sent back to back; the larger number is tried if the smaller
+/// has no effect.
 const BURSTS: [usize; 2] = [64, 200];
-/// Packets that the queue holds, tried one after the other until the stream suffers.
+/// Queue lengths in packets, tried one after the other until the stream suffers.
 const QUEUES: [u32; 5] = [16, 8, 4, 2, 1];
 /// Maximum share of the healthy throughput that remains in the broken stream: a third is lost.
 const SUFFERS: f64 = 2.0 / 3.0;
@@ -43,7 +45,7 @@ const SUFFERS: f64 = 2.0 / 3.0;
 const LOOKED_FOR: f64 = 0.6;
 /// Share of the healthy throughput that counts as repaired.
 const REPAIRED: f64 = 0.9;
-/// Of the offered rate, what must arrive before anything is broken.
+/// Share of the offered rate that must arrive before anything is broken.
 const SOUND: f64 = 0.9;
 /// Time for the stream to settle after a change.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -51,42 +53,42 @@ const SETTLE: Duration = Duration::from_millis(300);
 const MEASURE: Duration = Duration::from_millis(1_500);
 /// See [`MEASURE`].
 const TRY: Duration = Duration::from_millis(500);
-/// Seconds that the doctor looks, before it tries what helps.
+/// Duration of the doctor's measurement in seconds, before it tries remedies.
 const LOOK: f64 = 3.0;
-/// How often it is played until it convinces.
+/// Maximum number of runs until one convinces.
 const PLAYED: u32 = 2;
 
-/// Events in order. Throughputs are Mbit/s of the same stream, as the receiving application read
-/// them.
+/// Events in order. Throughputs are in Mbit/s of the same stream, as read by the receiving
+/// application.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Chapter {
     /// The tunnel.
     pub tunnel: String,
-    /// Offered.
+    /// Offered rate in Mbit/s.
     pub offered: f64,
-    /// Datagrams that are sent straight after one another.
+    /// Number of datagrams that are sent back to back.
     pub burst: usize,
     /// Throughput before anything was broken.
     pub healthy: f64,
-    /// Queues that were tried, in packets, with the throughput then.
+    /// Queue lengths that were tried, in packets, each with its throughput.
     pub tried: Vec<(u32, f64)>,
-    /// Packets that the queue holds.
+    /// Chosen queue length in packets.
     pub queue: u32,
-    /// Throughput with that.
+    /// Throughput with this queue.
     pub broken: f64,
     /// Diagnosis of the doctor.
     pub diagnosis: Option<Diagnosis>,
-    /// In a sentence.
+    /// The diagnosis in a sentence.
     pub sentence: String,
-    /// Its numbers, the telling one first.
+    /// Figures of the diagnosis, the most significant one first.
     pub evidence: Vec<Fact>,
     /// Commands that the doctor applied.
     pub commands: Vec<String>,
-    /// Throughput without and with that, in turns, as the doctor measured it: means.
+    /// Mean throughput without and with the commands, alternating, as measured by the doctor.
     pub turns: Option<(f64, f64)>,
-    /// The gain of that.
+    /// Gain by the commands.
     pub gain: Option<Interval>,
-    /// Whether it was kept; otherwise why not.
+    /// Whether the change was kept; if not, `why` has the reason.
     pub kept: bool,
     /// See [`Chapter::kept`].
     pub why: Option<String>,
@@ -207,10 +209,11 @@ impl Chapter {
     }
 }
 
-/// Plays it until it convinces.
+/// Repeats the run until it convinces.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; a tunnel that does not start; [`LabError::Setup`] with the reason for which it does not convince.
+/// [`LabError::Interrupted`]; the tunnel does not start; [`LabError::Setup`] with the reason why no
+/// run convinces.
 pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
     let mut last = None;
     for _ in 0..PLAYED {
@@ -245,7 +248,7 @@ fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
         let host = &running.hosts.a;
         let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
         live(&running.ends(), &load, interrupt, play)?;
-        // Nothing else is gained by longer bursts.
+        // Longer bursts help only against this objection.
         if !matches!(chapter.objection(), Some(Objection::NotFelt { .. })) {
             break;
         }

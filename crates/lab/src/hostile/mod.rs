@@ -27,7 +27,7 @@ use crate::tunnel::{self, PORT, Running};
 
 pub use flood::{Capture, Flood, Target, shoot};
 
-/// How long genuine datagrams are collected for.
+/// Time for which genuine datagrams are collected.
 const COLLECT: Duration = Duration::from_millis(300);
 /// Time for a flood to reach its full rate, and for the flow to find its own.
 const WARMUP: Duration = Duration::from_millis(500);
@@ -64,11 +64,11 @@ pub struct HostileRow {
     pub flood: Flood,
     /// The flow in Gbit/s while the flood hits another port.
     pub baseline: Spread,
-    /// The flow in Gbit/s while it hits the tunnel's.
+    /// The flow in Gbit/s while the flood hits the tunnel's port.
     pub under: Spread,
-    /// Median `under` by median `baseline`.
+    /// Median of `under` divided by the median of `baseline`.
     pub ratio: Option<f64>,
-    /// Median of hostile datagrams per second, at another port and at the tunnel's.
+    /// Median of hostile datagrams per second, to the other port and to the tunnel's port.
     pub datagrams_per_second: [f64; 2],
 }
 
@@ -81,10 +81,10 @@ pub struct HostileReport {
     pub rows: Vec<HostileRow>,
 }
 
-/// Measures; calls `progress` before every step.
+/// Measures all floods, and calls `progress` before every step.
 ///
 /// # Errors
-/// A tunnel that does not start, or ends under fire; [`LabError::Interrupted`].
+/// A tunnel does not start, or ends during a flood; [`LabError::Interrupted`].
 pub fn hostile(
     options: &HostileOptions,
     interrupt: &Interrupt,
@@ -113,7 +113,7 @@ pub fn hostile(
                         under_fire(&running.hosts, &datagrams, at_tunnel, options, interrupt);
                     shot.and_then(|shot| running.check_alive().map(|()| shot))
                 };
-                // Neither is always the first.
+                // Alternate the order, so that neither port is always measured first.
                 let pair = if round % 2 == 0 {
                     let baseline = shot(false)?;
                     [baseline, shot(true)?]
@@ -155,8 +155,8 @@ fn summarise(tunnel: &str, flood: Flood, shots: &[[Shot; 2]]) -> Option<HostileR
     })
 }
 
-/// Returns an attacker's knowledge of host B: its public key, and data datagrams on their path to
-/// it.
+/// Returns an attacker's knowledge about host B: its public key, and datagrams captured on the path
+/// to it.
 fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
     let hosts = &running.hosts;
     let mut capture = hosts.b.run(Capture::open)??;
@@ -188,8 +188,8 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
     Ok(target)
 }
 
-/// One stream through the tunnel while A floods B: the tunnel's port, or one where a plain socket
-/// takes it in.
+/// Measures one stream through the tunnel while A floods a port of B: the tunnel's, or one with a
+/// plain socket.
 fn under_fire(
     hosts: &Hosts,
     datagrams: &[Vec<u8>],
@@ -227,7 +227,7 @@ fn under_fire(
         scope.spawn(|| {
             let mut buffer = vec![0; 65_536];
             while !stop.load(Ordering::Relaxed) {
-                // A time-out is nothing to take in.
+                // A timeout only means that there was no datagram.
                 let _ = drain.recv(&mut buffer);
             }
         });

@@ -20,18 +20,18 @@ const LEFT: f64 = 230.0;
 const TOP: f64 = 236.0;
 /// Side of a cell.
 const CELL: f64 = 26.0;
-/// Where intervals begin after the last cell, and how wide 0 to 100 % are.
+/// Distance of the intervals from the last cell, and the width of 0 to 100 %.
 const GAP: f64 = 20.0;
 const SCALE: f64 = 130.0;
 /// Room for an interval's numbers.
 const RIGHT: f64 = 160.0;
 const BOTTOM: f64 = 12.0;
-/// How dark a cell gets: ink must stay readable on it.
+/// Darkest shade of a cell, on which text is still readable.
 const DARKEST: f64 = 0.7;
-/// How dark one case among many is.
+/// Shade of a cell with one case among many.
 const LIGHTEST: f64 = 0.15;
 
-/// Draws the matrix of a count.
+/// Draws the matrix of the counts.
 pub fn matrix_svg(counts: &Counts) -> String {
     let columns = columns(counts);
     let right = LEFT + CELL * columns.len() as f64;
@@ -68,7 +68,7 @@ pub fn matrix_svg(counts: &Counts) -> String {
     standalone(&svg.finish_wide(width, height, title), title, "")
 }
 
-/// The same on one page that needs nothing from anywhere else, with the figures.
+/// Returns a self-contained page with the matrix and the figures.
 ///
 /// # Errors
 /// [`LabError::Render`](crate::LabError::Render).
@@ -76,7 +76,7 @@ pub fn matrix_html(counts: &Counts) -> Result<String> {
     html::with_plot(&to_report(counts), matrix_svg(counts))
 }
 
-/// Causes that there were cases of or that were named, in the order of the catalogue.
+/// Returns the causes that had cases or were named, in the order of the catalogue.
 fn columns(counts: &Counts) -> Vec<Cause> {
     let is_there = |cause: &Cause| {
         let named = counts.confusion.iter().any(|(_, said, _)| said == cause);

@@ -19,7 +19,7 @@ use crate::tunnel::{self, Changes, Running, Tunnel};
 pub(super) struct Bench<'a> {
     pub(super) desk: Desk<'a>,
     pub(super) progress: &'a mut dyn FnMut(Progress),
-    /// Steps so far, and how many there will be, about ([`Source::steps`]).
+    /// Number of steps so far, and approximate number of all steps ([`Source::steps`]).
     pub(super) steps: (f64, f64),
 }
 
@@ -40,12 +40,12 @@ impl<'a> Deref for Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// How long a load is measured.
+    /// Returns the duration of a load's measurement.
     pub(super) fn time(&self) -> Duration {
         Duration::from_secs_f64(self.options.seconds)
     }
 
-    /// A link of this rate.
+    /// Returns a link of this rate in bit/s.
     pub(super) fn link(&self, rate: Option<u64>) -> Link {
         Link {
             rate,
@@ -54,7 +54,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The rates of the links of the main rows: without a limit, and as fast as the published one.
+    /// Returns the rates of the links for the main rows: without a limit, and the published rate.
     pub(super) fn rates(&self) -> [Option<u64>; 2] {
         [None, Some(self.source.rate())]
     }
@@ -69,7 +69,7 @@ impl Bench<'_> {
         tunnel::start(tunnel, link, self.interrupt)
     }
 
-    /// A step begins.
+    /// Reports the start of a step.
     pub(super) fn step(&mut self, what: impl fmt::Display) -> Result<()> {
         self.interrupt.check()?;
         let (done, all) = self.steps;
@@ -83,7 +83,7 @@ impl Bench<'_> {
     }
 }
 
-/// A title with the rate of the link, if it is limited.
+/// Returns a title with the rate of the link, if it is limited.
 pub(super) fn titled(title: &str, rate: Option<u64>) -> String {
     match rate {
         Some(rate) => format!("{title}, link of {} Gbit/s", rate / GIGABIT),
@@ -91,7 +91,7 @@ pub(super) fn titled(title: &str, rate: Option<u64>) -> String {
     }
 }
 
-/// The tunnel called so, as it is.
+/// Returns the tunnel with this name, without changes.
 pub(super) fn plain(name: &str) -> Result<Arc<dyn Tunnel>> {
     lookup(name, &Changes::default())
 }
@@ -102,7 +102,7 @@ pub(super) fn set_both(running: &Running, words: &str) -> Result<()> {
     hosts.try_for_each(|host| host.set_link(&running.device(host), words))
 }
 
-/// Results of rows that were measured in interleaved rounds; none where one failed.
+/// Results of rows that were measured in interleaved rounds; `None` where a measurement failed.
 pub(super) struct Measured<'a, R, T> {
     pub(super) rows: &'a [R],
     pub(super) results: Vec<Vec<Option<T>>>,
@@ -127,7 +127,7 @@ impl<'a, R, T> Measured<'a, R, T> {
 }
 
 impl Bench<'_> {
-    /// Measures rows in interleaved rounds; the experiment gets the failures.
+    /// Measures rows in interleaved rounds. Failures are added to the experiment.
     pub(super) fn rounds<'a, R, T, N: fmt::Display>(
         &mut self,
         rows: &'a [R],
@@ -139,7 +139,7 @@ impl Bench<'_> {
         self.so_many_rounds(rounds, (rows, name), found, measure)
     }
 
-    /// The same in so many rounds.
+    /// Measures rows likewise, in the given number of rounds.
     pub(super) fn so_many_rounds<'a, R, T, N: fmt::Display>(
         &mut self,
         rounds: u32,

@@ -1,5 +1,5 @@
-//! How often a tunnel's programs cross between user and kernel for what they carry: system calls
-//! for each MB, frames in each read of a device and in each write.
+//! Counts how often a tunnel's programs cross between user space and kernel: system calls for each
+//! MB, and frames in each read of a device and in each write.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use crate::site::Host;
 /// Headers of a segment of TCP with timestamps over IPv4, in bytes.
 const HEADERS: f64 = 52.0;
 
-/// Where bulk data passes: read from one device, written to another.
+/// The path of bulk data: read from one device, written to another.
 #[derive(Clone, Copy)]
 pub(super) struct Through<'a> {
     /// Host and device from which the sending program reads.
@@ -38,10 +38,10 @@ pub(super) struct Crossings {
 }
 
 impl Through<'_> {
-    /// Runs a load, and counts what the programs do meanwhile, if there are any.
+    /// Runs a load, and counts the calls of the programs meanwhile, if there are any.
     ///
     /// # Errors
-    /// That of the load; the kernel does not count.
+    /// The error of the load; the kernel cannot count.
     pub(super) fn counting<T>(
         &self,
         load: impl FnOnce() -> Result<T>,
@@ -59,7 +59,7 @@ impl Through<'_> {
         Ok((loaded, Some(crossings)))
     }
 
-    /// Packets and bytes that were read, and that were written.
+    /// Returns the packets and bytes that were read, and those that were written.
     fn carried(&self) -> Result<[[u64; 2]; 2]> {
         let stats = |(host, device): (&Host, &str)| -> Result<LinkStats> {
             let netlink = host.netlink()?;
@@ -74,8 +74,8 @@ impl Through<'_> {
 }
 
 impl Crossings {
-    /// From the number of system calls, and from packets and bytes read and written so far, before
-    /// and after.
+    /// Computes the crossings from the number of system calls, and from the packets and bytes read
+    /// and written before and after the load.
     fn of(calls: u64, [before, after]: [[[u64; 2]; 2]; 2], mtu: f64) -> Self {
         let grown = |side: usize, of: usize| (after[side][of] - before[side][of]) as f64;
         let frames = [0, 1].map(|side| {
@@ -89,7 +89,7 @@ impl Crossings {
     }
 }
 
-/// Table of what the programs did in each row: medians over the rounds. Rows without programs are
+/// Returns a table of the crossings of each row: medians over the rounds. Rows without programs are
 /// left out.
 pub(super) fn list<R: fmt::Display, T>(
     title: String,

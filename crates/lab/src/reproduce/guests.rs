@@ -33,7 +33,7 @@ pub(super) enum Switch {
 }
 
 impl Switch {
-    /// As part of a file's name.
+    /// Returns the name for use in a file name.
     pub(super) fn slug(self) -> &'static str {
         match self {
             Self::Bridge => "bridge",
@@ -61,7 +61,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// The receiver's NIC has this rate in bit/s; `None`: as fast as the processors are.
+    /// Creates the network. `rate` is the rate of the receiver's NIC in bit/s; `None`: limited only
+    /// by the processors.
     pub(super) fn create(kind: Switch, rate: Option<u64>, bench: &Bench<'_>) -> Result<Self> {
         let switch = Host::create("S", 3)?;
         let receiver = Host::create("B", 2)?;
@@ -69,7 +70,7 @@ impl Network {
         let guests: Vec<Host> = guests
             .map(|(name, number)| Host::create(name, number))
             .collect::<Result<_>>()?;
-        // Open vSwitch takes packets as they are: longer ones than the MTU it would not pass on.
+        // Open vSwitch does not segment packets, and would drop packets longer than the MTU.
         let link = bench.link(None).offload(kind == Switch::Bridge);
         for (port, host) in PORTS.iter().zip(guests.iter().chain([&receiver])) {
             let addresses = host.addresses();
@@ -98,7 +99,8 @@ impl Network {
         })
     }
 
-    /// Lets `count` guests send during `work`, which can read the bytes received so far from each.
+    /// Makes `count` guests send during `work`, which can read the number of bytes received from
+    /// each so far.
     pub(super) fn sending<T>(
         &self,
         senders: usize,
@@ -120,7 +122,7 @@ impl Network {
         outcome.unwrap_or_else(none)
     }
 
-    /// Guests that spin, the last ones first.
+    /// Starts processes that spin in guests, in the last guests first.
     pub(super) fn spinning(&self, hogs: usize) -> Result<Vec<Hog>> {
         self.guests
             .iter()
@@ -131,7 +133,7 @@ impl Network {
     }
 }
 
-/// One load within the other, down to `work`, which has the meters of all.
+/// Runs one load within the other, and within the last one `work`, which gets the meters of all.
 fn nested(
     ends: &[Ends<'_>],
     meters: &[&Meter],

@@ -22,11 +22,11 @@ const PAGE_BYTES: usize = 5 << 20;
 /// The source made 500 requests over 8 connections; here it is that or a time.
 pub(super) const REQUESTS: u32 = 500;
 pub(super) const CONNECTIONS: u32 = 8;
-/// How long the web server may take to answer, and `ab` to be done after its time.
+/// Maximum time until the web server answers, and until `ab` ends after its time.
 const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Seconds for which pages are requested at most: those of a load, in whole ones.
+/// Returns the maximum time of requesting pages: that of a load, in whole seconds.
 pub(super) fn page_seconds(options: &ReproduceOptions) -> u32 {
     options.seconds.ceil().max(1.0) as u32
 }
@@ -52,7 +52,7 @@ pub(super) fn request_repeatedly(
     let mut command = Command::new(program);
     command
         .args(["-k", "-q", "-c", &CONNECTIONS.to_string()])
-        // Takes away the limit of requests, so that comes after it.
+        // This option removes the limit of requests, so the limit must follow.
         .args(["-t", &seconds.to_string()])
         .args(["-n", &REQUESTS.to_string()])
         .arg(format!("http://{}:{PORT}/{PAGE}", ends.target))
@@ -74,7 +74,7 @@ pub(super) fn request_repeatedly(
 
 /// `Transfer rate:          111139.88 [Kbytes/sec] received`.
 ///
-/// None where requests failed or were not answered with the page.
+/// `None` if requests failed or were not answered with the page.
 fn transfer_rate(said: &str) -> Option<f64> {
     let value = |name| {
         let line = said.lines().find_map(|line| line.strip_prefix(name))?;

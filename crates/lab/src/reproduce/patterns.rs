@@ -20,9 +20,10 @@ const LISTED: usize = 5;
 const LARGEST: usize = 4;
 /// Their published share together, in percent of the processors' time.
 const PUBLISHED_SHARE: f64 = 90.0;
-/// How long calls are counted, as a part of the time of a load.
+/// Time for which calls are counted, as a share of the time of a load.
 const COUNTED: f64 = 1.0 / 3.0;
-/// Calls of this function are said in words: it takes the part of `handle_tx` of a virtual machine.
+/// A note reports the calls of this function, which corresponds to `handle_tx` of a virtual
+/// machine.
 const TRANSMIT: &str = "net_dev_start_xmit";
 /// The row that calls are compared with.
 const THROUGHPUT: &str = "throughput";
@@ -31,7 +32,7 @@ const THROUGHPUT: &str = "throughput";
 struct Calls {
     /// Name and number per second.
     rates: Vec<(String, f64)>,
-    /// Mbit/s meanwhile.
+    /// Throughput meanwhile, in Mbit/s.
     throughput: f64,
 }
 
@@ -62,7 +63,7 @@ pub(super) fn functions(
             ..Looker::new(&of, &network.switch, UPLINK)
         };
         let ((look, recording), counted) = network.sending(pattern.senders, bench, |arrived| {
-            // One after the other, as in the source: both are a load.
+            // Count and sample one after the other, as in the source: both cost processor time.
             let counted = count(bench, arrived);
             Ok((looker.look(bench.desk)?, counted))
         })?;

@@ -84,19 +84,20 @@ pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     found.attempt_all(bench, &[costs, growing])
 }
 
-/// Of one pattern in one round: Mbit/s of each guest in every interval, and [`least_share`].
+/// Results of one pattern in one round: the rate of each guest in every interval in Mbit/s, and
+/// [`least_share`].
 struct Measured {
     rates: Vec<Vec<f64>>,
     least: Option<f64>,
 }
 
 impl Measured {
-    /// Mbit/s of all guests together, by interval.
+    /// Returns the rate of all guests together in each interval, in Mbit/s.
     fn sums(&self) -> Vec<f64> {
         self.rates.iter().map(|bin| bin.iter().sum()).collect()
     }
 
-    /// Mbit/s of each guest on average.
+    /// Returns the mean rate of each guest, in Mbit/s.
     fn means(&self) -> Vec<f64> {
         let guests = self.rates.first().map_or(0, Vec::len);
         let count = self.rates.len().max(1) as f64;
@@ -115,7 +116,7 @@ fn measure(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) ->
     for _ in 0..bins {
         bench.interrupt.sleep(Duration::from_secs_f64(BIN))?;
         let (now, end) = (arrived(), Instant::now());
-        // A sampler is late on a busy machine.
+        // On a busy machine, the sampler is late.
         let seconds = end.duration_since(begin).as_secs_f64();
         let grown = now.iter().zip(&before).map(|(now, before)| now - before);
         let megabits = grown.map(|bytes| bytes as f64 * 8.0 / 1e6 / seconds);
@@ -127,7 +128,8 @@ fn measure(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) ->
     Ok(Measured { rates, least })
 }
 
-/// The slowest guest's part of an equal share of all bytes; `None` if nothing arrived.
+/// Returns the bytes of the slowest guest divided by an equal share of all bytes; `None` if nothing
+/// arrived.
 fn least_share(bytes: &[u64]) -> Option<f64> {
     let all: u64 = bytes.iter().sum();
     let least = bytes.iter().min()?;
@@ -228,8 +230,8 @@ fn over_time(
     ))
 }
 
-/// The source's figure of distributions: of all intervals of all rounds, the share with so much or
-/// less.
+/// Draws the source's figure of distributions: the share of all intervals of all rounds with at
+/// most a given throughput.
 fn distribution(
     (switch, limit): (Switch, Option<u64>),
     measured: &[Vec<Option<Measured>>],

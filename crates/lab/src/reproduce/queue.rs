@@ -20,7 +20,7 @@ use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::tunnel::Running;
 
-/// The queue that the driver had, and the one it got, in packets.
+/// Length of the driver's queue before and after the change, in packets.
 const SHORT: u32 = 3;
 const LONG: u32 = 720;
 /// The sweep, in packets.
@@ -65,7 +65,7 @@ const BUFFER_SIZES: [usize; 2] = [49_152, 128_000];
 const LOOKS: [[usize; 2]; 2] = [[1, 2], [3, 4]];
 /// Rows at the beginning of a connection that are listed.
 const FIRST: usize = 12;
-/// A datagram of the flow that waits for answers is sent so often.
+/// Interval between datagrams of the flow that waits for answers.
 const PACE: Duration = Duration::from_millis(10);
 
 pub(super) fn run(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
@@ -111,7 +111,7 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Res
         Figures::new(titled(title, rate), unit, rows)
     };
     let throughput = quantity("TCP, 1 stream", "Mbit/s", 0, true);
-    // At the rate of the link Seikan has no need of a long queue.
+    // Over a rate-limited link, Seikan does not need a long queue.
     let own = rate.is_none().then_some([6, 5]);
     for pair in [[2, 1], [0, 2], [4, 3]].into_iter().chain(own) {
         let [better, worse] = pair.map(|row| ROWS[row].0);

@@ -35,7 +35,7 @@ impl Source {
         help.unwrap_or_default()
     }
 
-    /// Where it was published, and how.
+    /// Returns where and how the experiment was published.
     pub const fn published(self) -> &'static str {
         match self {
             Self::Queue => {
@@ -89,7 +89,8 @@ impl Source {
         }
     }
 
-    /// Steps of a run for its progress bar, about: of each round, and besides.
+    /// Returns the approximate number of steps of a run, for its progress bar: in each round, and
+    /// in addition.
     pub(super) const fn steps(self) -> [f64; 2] {
         match self {
             Self::Queue => [16.0, 20.0],

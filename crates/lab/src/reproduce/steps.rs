@@ -1,17 +1,17 @@
-//! Counters by step of the load: as many equal parts of the time as there are guests, one more of
-//! which spins in each. The source saw the calls of `handle_tx` rise in the third and fall in the
-//! fourth while the throughput did not, and left it unexplained.
+//! Counters by step of the load. There are as many equal steps as guests, and one more guest spins
+//! in each. In the source, the calls of `handle_tx` rose in the third step and fell in the fourth,
+//! unlike the throughput, which it did not explain.
 
 use super::figures::{cell, named};
 use super::guests::GUESTS;
 use super::profile::BIN;
 use super::{Experiment, List};
 
-/// The step with the rise, 50 to 75 s, counted from 0.
+/// Index of the step with the rise, 50 to 75 s.
 const RISE: usize = 2;
-/// A rise is at least this factor above both neighbours.
+/// Minimum factor by which a rise exceeds both neighbours.
 const HIGHER: f64 = 1.1;
-/// The throughput does not fall if at least this part of it is left.
+/// Share of the throughput from which it counts as not fallen.
 const KEPT: f64 = 0.9;
 
 /// Lists the mean of each series by step, in percent of the largest, and says which have the

@@ -19,9 +19,9 @@ use crate::tunnel::Running;
 const SIZES: [u32; 4] = [1, 4, 16, 64];
 const QUEUES: [u32; 3] = [10, 100, 1_000];
 const NICS: [u32; 2] = [1_500, 9_000];
-/// Bytes that Seikan's interface leaves for its headers and those of UDP and IPv6.
+/// Bytes that Seikan's interface reserves for its own headers and the UDP and IPv6 headers.
 const OVERHEAD: u32 = 80;
-/// A datagram of the flow that waits for answers is sent so often.
+/// Interval between datagrams of the flow that waits for answers.
 const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(400);
@@ -43,13 +43,13 @@ const ANSWERED: f64 = 99.0;
 /// The tunnel that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subject {
-    /// The source's: it only passes packets on.
+    /// The program of the source, which only passes packets on.
     Program,
     Seikan,
 }
 
 impl Subject {
-    /// As part of a file's name, and as words.
+    /// Returns the name for file names, and the name for texts.
     fn names(self) -> [&'static str; 2] {
         match self {
             Self::Program => ["program", "the program that only passes packets on"],
@@ -66,7 +66,7 @@ struct Point {
     size: u32,
 }
 
-/// The best of all points so far: throughput over round trip, quantities, and where.
+/// The best of all points so far: throughput divided by round trip, quantities, and the point.
 type Best = Option<(f64, Values, Point)>;
 
 /// Throughput of bulk TCP and, at the same time, round trips of a flow of small datagrams, over
@@ -221,7 +221,7 @@ fn values(loaded: &LoadedLatency) -> Values {
     ]
 }
 
-/// Throughput over round trip; none where datagrams are lost rather than late.
+/// Returns throughput divided by round trip; `None` if datagrams are lost rather than late.
 fn power(values: Values) -> Option<f64> {
     let [Some(rate), Some(half), _, Some(answered)] = values else {
         return None;

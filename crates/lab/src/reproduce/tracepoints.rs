@@ -1,7 +1,7 @@
 //! Counts of events in the kernel: calls of functions and of system calls, by its tracepoints.
 //!
-//! A tracepoint is at one point of one function, so its count is that of the function's calls as
-//! far as that point. Every kernel with `CONFIG_PERF_EVENTS` has them, also one without kprobes.
+//! A tracepoint is at one point of one function, so it counts the function's calls that reach this
+//! point. Every kernel with `CONFIG_PERF_EVENTS` has tracepoints, even without kprobes.
 
 use std::ffi::CStr;
 use std::fs;
@@ -33,8 +33,9 @@ const fn function(name: &'static str, event: [&'static str; 2], filter: &'static
     }
 }
 
-/// Functions on the way of a packet, and beside it. The source's `handle_tx` hands packets of a
-/// guest on, as the first does here, and its `handle_rx` those to a guest, as the second does.
+/// Functions on the path of a packet, and others. The source's `handle_tx` passes packets of a
+/// guest on, as the first function does here; its `handle_rx` passes packets to a guest, as the
+/// second does.
 const FUNCTIONS: [Function; 6] = [
     function(
         "transmit function of a NIC (net_dev_start_xmit)",
@@ -80,10 +81,10 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Starts to count the calls of functions; those that this kernel lacks are left out.
+    /// Starts to count the calls of functions. Functions that this kernel lacks are left out.
     ///
     /// # Errors
-    /// None can be counted, with the reason.
+    /// No function can be counted; the error has the reason.
     pub(super) fn functions() -> Result<Self> {
         let cpus = cpus()?;
         let (mut names, mut points, mut refused) = (Vec::new(), Vec::new(), None);
@@ -115,7 +116,7 @@ impl Counted {
         &self.names
     }
 
-    /// Calls of each so far.
+    /// Returns the number of calls of each function so far.
     pub(super) fn read(&mut self) -> Result<Vec<u64>> {
         let mut read = || -> std::io::Result<Vec<u64>> {
             let mut all = Vec::with_capacity(self.names.len());
@@ -135,7 +136,7 @@ impl Counted {
 pub(super) struct SystemCalls(TracepointCounters);
 
 impl SystemCalls {
-    /// Starts to count those of all threads that these programs have now.
+    /// Starts to count the system calls of all threads that these programs have now.
     ///
     /// # Errors
     /// The kernel refuses; a program has ended.
@@ -152,7 +153,7 @@ impl SystemCalls {
         open(event, &threads.join(" || "), &cpus()?).map(Self)
     }
 
-    /// System calls so far.
+    /// Returns the number of system calls so far.
     pub(super) fn read(&mut self) -> Result<u64> {
         let counts = self.0.read();
         let counts = counts.doing("read the count of system calls")?;

@@ -1,5 +1,5 @@
-//! The doctor, called like anybody would call it, in a host that it knows nothing of but an
-//! interface and the rate that should go through.
+//! Runs the doctor as any user would, in a host of which it knows only an interface and the
+//! expected rate.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -17,11 +17,11 @@ use crate::process::Killed;
 use crate::site::Host;
 use crate::tunnel::seikan::RUN_DIR;
 
-/// Time for the doctor beyond twice its measuring time.
+/// Maximum time for the doctor, in addition to twice its measurement.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// And how much longer than that where it tries what helps: 24 s for each of two remedies.
+/// Further time if the doctor tries remedies: 24 s for each of two remedies.
 const TRIALS: Duration = Duration::from_secs(60);
-/// How much of its complaint an error quotes, in characters.
+/// Number of characters of the doctor's error output that an error quotes.
 const QUOTED: usize = 400;
 
 /// Diagnosis of the doctor.
@@ -29,15 +29,15 @@ const QUOTED: usize = 400;
 pub struct Diagnosis {
     /// The cause.
     pub cause: Cause,
-    /// How sure: `consistent`, `supported` or `confirmed`.
+    /// Confidence: `consistent`, `supported` or `confirmed`.
     pub level: String,
     /// Other causes, the heaviest first.
     #[serde(default)]
     pub alternatives: Vec<Cause>,
-    /// From the cause to its visible effect.
+    /// Chain from the cause to its visible effect.
     #[serde(default)]
     pub chain: Vec<Cause>,
-    /// Seconds until it was said; measured here, not the doctor's own figure.
+    /// Time until the diagnosis in seconds, measured here and not by the doctor.
     #[serde(default)]
     pub seconds: f64,
 }
@@ -58,17 +58,17 @@ impl From<&Verdict> for Diagnosis {
 /// Arguments of the doctor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DoctorArguments<'a> {
-    /// Where.
+    /// The host on which the doctor runs.
     pub host: &'a Host,
-    /// About which interface.
+    /// The interface to diagnose.
     pub interface: &'a str,
     /// Expected rate in Mbit/s, if the doctor gets it.
     pub expected: Option<f64>,
-    /// How long it looks.
+    /// Duration of the measurement, in seconds.
     pub seconds: f64,
-    /// How deep it looks; as it likes if `None`.
+    /// Level of the doctor; `None`: its own choice.
     pub level: Option<u32>,
-    /// Whether it is to try what helps.
+    /// Whether the doctor tries remedies.
     pub fix: bool,
     /// File for its recording.
     pub record: &'a Path,
@@ -84,10 +84,10 @@ pub(crate) struct Answer {
     /// The cause in a sentence.
     #[serde(default)]
     pub sentence: String,
-    /// Its numbers, the telling one first.
+    /// Figures of the diagnosis, the most significant one first.
     #[serde(default)]
     pub evidence: Vec<Fact>,
-    /// Changes that it tried.
+    /// Changes that the doctor tried.
     #[serde(default)]
     pub fixes: Vec<Attempt>,
     cost: Cost,
@@ -98,10 +98,11 @@ struct Cost {
     seconds: f64,
 }
 
-/// Asks the doctor.
+/// Runs the doctor.
 ///
 /// # Errors
-/// There is no program, it fails, takes too long, or says what is no diagnosis; [`LabError::Interrupted`].
+/// There is no program, it fails or takes too long, or its output is no diagnosis;
+/// [`LabError::Interrupted`].
 pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Result<Answer> {
     let mut command = command()?;
     command
@@ -133,7 +134,7 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
     let mut answer: Answer = serde_json::from_str(&said)
         .map_err(|e| LabError::Setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
     answer.diagnosis.seconds = if arguments.fix {
-        // When the verdict was there; then it went on.
+        // The time of the verdict, after which the doctor continued.
 
         answer.cost.seconds
     } else {
@@ -142,7 +143,7 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
     Ok(answer)
 }
 
-/// Makes the doctor revert in `host` what it kept there, by the journal in `run_dir`.
+/// Makes the doctor revert the changes that it kept in `host`, by the journal in `run_dir`.
 ///
 /// # Errors
 /// As [`ask`].
@@ -152,21 +153,21 @@ pub(crate) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result
     answered(host, command, PATIENCE, interrupt).map(drop)
 }
 
-/// `seikan doctor`, to be given more words.
+/// Returns the command `seikan doctor`, without arguments.
 pub(super) fn command() -> Result<Command> {
     let mut command = crate::program::seikan_command()?;
     command.arg("doctor");
     Ok(command)
 }
 
-/// Runs it to its end and returns its output.
+/// Runs the doctor to its end, and returns its output.
 fn answered(
     host: &Host,
     mut command: Command,
     patience: Duration,
     interrupt: &Interrupt,
 ) -> Result<String> {
-    // Files, as nobody has to read them meanwhile.
+    // Use files for the output, because nothing has to read them meanwhile.
     let file = || tempfile::tempfile().doing("make a file for the doctor");
     let [mut said, mut complaint] = [file()?, file()?];
     let copy = |file: &File| {
@@ -191,7 +192,7 @@ fn answered(
     }
 }
 
-/// All that a program wrote to a file.
+/// Returns everything that a program wrote to a file.
 fn text_of(file: &mut File) -> String {
     let mut bytes = Vec::new();
     // A partial read is enough.

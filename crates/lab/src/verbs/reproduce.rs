@@ -28,7 +28,7 @@ use super::{JsonFile, exit_code};
 /// Pictures of a recording that sources had as well: the time-sequence graph, from readings of the
 /// kernel's state and from a capture, and softirqs by processor.
 const PICTURES: [&str; 3] = ["sequence", "segments", "softirq"];
-/// Rows of a legend are so far apart.
+/// Distance between two rows of a legend.
 const LEGEND_ROW: f64 = 20.0;
 
 /// Options of `lab reproduce`.
@@ -55,7 +55,7 @@ pub struct ReproduceArguments {
     pub svg: Option<PathBuf>,
 }
 
-/// One source, or all.
+/// A selection of sources: one, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceName(Option<Source>);
 
@@ -78,14 +78,15 @@ impl ValueEnum for SourceName {
 
 /// A picture of an experiment.
 struct Picture {
-    /// In names of files.
+    /// Name of the picture in file names.
     name: String,
     title: String,
     caption: String,
     svg: String,
 }
 
-/// Runs, shows, writes. The exit status is 1 where something did not come out as it was published.
+/// Runs the experiments, and prints and writes the results. The exit status is 1 if a published
+/// result was not reproduced.
 pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     let mut sources: Vec<Source> = Vec::new();
     for SourceName(name) in &arguments.sources {
@@ -103,7 +104,7 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
         recordings: Some(kept.path().to_owned()),
         ..arguments.options.clone()
     };
-    // Known before anything is measured, rather than after half an hour.
+    // Check the directory before anything is measured, not after half an hour.
     if let Some(directory) = &arguments.svg {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make the directory {}", directory.display()))?;
@@ -132,7 +133,7 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
         };
         let shown = show(&experiment, experiments.is_empty());
         experiments.push(experiment);
-        // After each: they take long, and something may end the next one.
+        // Write after each experiment: they take long, and the next one may be interrupted.
         arguments.json.write(&experiments)?;
         if let Err(error) = shown {
             output::error(&anyhow::Error::from(error).context("cannot show it"));

@@ -1,11 +1,11 @@
 //! One direction of an emulated link: the fate of each frame, and its time of arrival.
 //!
-//! [`Direction::offer`] takes a (super-)packet apart into frames, decides for each (the NIC's
-//! faults and rate first, then the path's in the order black hole, loss, rate, delay, holding back,
-//! duplication), and keeps the frames that will arrive. [`Direction::due`] returns the frames that
-//! have arrived; successive frames of one super-packet that arrive together are one packet again,
-//! as receive offload makes it of what a NIC collects before an interrupt. No clock and no socket:
-//! time is an argument.
+//! [`Direction::offer`] splits a (super-)packet into frames, decides the fate of each, and keeps
+//! the frames that will arrive. The NIC's faults and rate apply first, then the path's: black hole,
+//! loss, rate, delay, holding back, duplication. [`Direction::due`] returns the frames that have
+//! arrived. Successive frames of one super-packet that arrive together are merged again, as receive
+//! offload does with the frames that a NIC collects before an interrupt. There is no clock and no
+//! socket: time is an argument.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,16 +17,16 @@ use seikan_wire::ethernet::HEADER_LEN;
 use super::frame::Frames;
 use super::{DirectionCounts, Faults, LATE};
 
-/// More bytes than this are not kept under way: 200 ms at 10 Gbit/s.
+/// Maximum number of bytes in transit: 200 ms at 10 Gbit/s.
 const MEMORY: usize = 256 << 20;
 
-/// A packet arrives at most so much before its time: less than the 50 microseconds or more for which
-/// NICs collect packets before they interrupt.
+/// Maximum time by which a packet arrives early: not more than the 50 microseconds or more for
+/// which NICs collect packets before an interrupt.
 const EARLY: Duration = Duration::from_micros(50);
-/// Bits of a byte, in nanoseconds of a second.
+/// Bits of a byte times nanoseconds of a second.
 const BYTE_SECOND: u128 = 8_000_000_000;
 
-/// Time of so many bytes at a rate in bit/s; none without a rate.
+/// Returns the time that `length` bytes take at a rate in bit/s; zero without a rate.
 fn time_on_wire(length: usize, rate: u64) -> Duration {
     let time = (length as u128 * BYTE_SECOND).checked_div(u128::from(rate));
     Duration::from_nanos(time.unwrap_or(0) as u64)
@@ -46,25 +46,25 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// At least 0, less than 1.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True in `share` of all cases. Draws nothing when there is nothing to decide.
+    /// Returns true in `share` of all cases. Draws no number if the result is certain.
     fn hits(&mut self, share: f64) -> bool {
         share > 0.0 && self.share() < share
     }
 }
 
-/// Frames under way; ordered by time, then by arrival.
+/// Frames in transit, ordered by time and then by the order in which they were offered.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pending {
     at: Duration,
     number: u64,
-    /// The first of them in the packet of the sender.
+    /// Index of the first frame in the sender's packet.
     start: usize,
-    /// The one after the last.
+    /// Index after the last frame.
     end: usize,
     complete: bool,
     /// Bytes of the frames.
@@ -92,7 +92,7 @@ struct Fate {
     complete: bool,
 }
 
-/// One direction.
+/// One direction of a link.
 #[derive(Debug)]
 pub(super) struct Direction {
     faults: Faults,
@@ -100,15 +100,15 @@ pub(super) struct Direction {
     pending: BinaryHeap<Reverse<Pending>>,
     pending_bytes: usize,
     number: u64,
-    /// Whether the last frame met the bad state of bursts of loss.
+    /// Whether the loss model was in its bad state at the last frame.
     bad: bool,
-    /// When the sending NIC has sent all that it was given.
+    /// When the sending NIC will have sent all its frames.
     emitted: Duration,
-    /// When the rate limiter has sent all that it accepted.
+    /// When the rate limiter will have sent all accepted frames.
     sent: Duration,
-    /// When the frames in its queue are sent, with a limit of their number.
+    /// When each frame in the queue is sent; used if the number of frames is limited.
     queue: VecDeque<Duration>,
-    /// The latest arrival so far of a frame that keeps its place.
+    /// The latest arrival of a frame that was not held back.
     last: Duration,
     counts: DirectionCounts,
 }
@@ -130,7 +130,7 @@ impl Direction {
         }
     }
 
-    /// Changes the faults; frames on their path keep their fate and their order.
+    /// Changes the faults. Frames in transit keep their fate and their order.
     pub(super) fn set(&mut self, faults: Faults) {
         self.faults = faults;
     }
@@ -142,18 +142,18 @@ impl Direction {
         }
     }
 
-    /// Whether a packet offered now would arrive now, whole.
+    /// Whether a packet offered now would arrive immediately and as a whole.
     pub(super) fn is_open(&self) -> bool {
         self.pending.is_empty() && self.faults.is_none()
     }
 
-    /// Counts a packet that goes straight to the far end, and `done` that it was taken there.
+    /// Counts a packet that is passed straight to the far end; `done`: the far end accepted it.
     pub(super) fn count_passing(&mut self, packet: &[u8], done: bool) {
         let frames = self.count_offered(&Frames::parse(packet));
         self.count_arrived(frames, done);
     }
 
-    /// Counts frames that the far end took, or not.
+    /// Counts frames that reached the far end; `done`: the far end accepted them.
     pub(super) fn count_arrived(&mut self, frames: u64, done: bool) {
         if done {
             self.counts.delivered += frames;
@@ -169,7 +169,7 @@ impl Direction {
         count
     }
 
-    /// Takes a packet behind its virtio-net header.
+    /// Accepts a packet, which follows its virtio-net header.
     pub(super) fn offer(&mut self, now: Duration, packet: &[u8]) {
         let frames = Frames::parse(packet);
         let count = self.count_offered(&frames);
@@ -227,7 +227,7 @@ impl Direction {
         }
     }
 
-    /// Returns the fate of a frame; `None`: dropped, and counted.
+    /// Returns the fate of a frame; `None`: the frame is dropped and counted.
     fn fate(&mut self, now: Duration, length: usize, needs_checksum: bool) -> Option<Fate> {
         let faults = self.faults;
         let now = self.emit(now, length);
@@ -264,7 +264,7 @@ impl Direction {
         })
     }
 
-    /// When the sending NIC has sent a frame that it is given now.
+    /// Returns when the sending NIC will have sent a frame that is offered now.
     fn emit(&mut self, now: Duration, length: usize) -> Duration {
         self.emitted = self.emitted.max(now) + time_on_wire(length, self.faults.nic_bits);
         self.emitted
@@ -289,7 +289,8 @@ impl Direction {
         self.bad
     }
 
-    /// When the rate limiter has sent a frame that comes now; `None` when its queue is full.
+    /// Returns when the rate limiter will have sent a frame that arrives now; `None` if its queue
+    /// is full.
     fn send(&mut self, now: Duration, length: usize) -> Option<Duration> {
         let Faults {
             rate_bits,
@@ -316,23 +317,23 @@ impl Direction {
         Some(if policed { now } else { self.sent })
     }
 
-    /// Whether fewer than so many frames wait for the rate; 0: any number may.
+    /// Whether fewer than `frames` frames wait for the rate; 0: any number may wait.
     fn has_place(&mut self, now: Duration, frames: u32) -> bool {
         while self.queue.front().is_some_and(|sent| *sent <= now) {
             self.queue.pop_front();
         }
-        // The one that is being sent does not wait.
+        // The frame that is being sent does not wait.
         frames == 0 || self.queue.len() <= frames as usize
     }
 
-    /// When the next packet arrives.
+    /// Returns when the next packet arrives.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.pending.peek().map(|pending| pending.0.at)
     }
 
-    /// Returns a packet that is due, and its number of frames. A packet is also due when the time
-    /// left is less than 1 % of the path's delay and [`EARLY`], so that a fast flow does not wake
-    /// the program for each of its frames. The first packet after a rest is exact.
+    /// Returns a packet that is due, and its number of frames. A packet is also due if the
+    /// remaining time is less than both 1 % of the path's delay and [`EARLY`], so that a fast flow
+    /// does not wake the program for each of its frames. The first packet after a pause is exact.
     pub(super) fn due(&mut self, now: Duration) -> Option<(Vec<u8>, u64)> {
         let early = Duration::from_micros(self.faults.delay_us / 100).min(EARLY);
         let until = now + early;

@@ -1,4 +1,4 @@
-//! The kinds of faults, with what their severity means.
+//! The kinds of faults, and the meaning of their severity.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ pub enum FaultKind {
     Shaper,
     /// A token bucket with a long queue on the interface, in Mbit/s.
     Bufferbloat,
-    /// Processes that spin on the one processor that the tunnel's program is left with; how many.
+    /// Number of processes that spin on the only processor that the tunnel's program may use.
     CpuHog,
     /// Processor time of the tunnel's program by a control group, in percent of one processor.
     CpuQuota,
-    /// Packets that the host does not get from the link, at random, in percent.
+    /// Share of packets from the link that the host drops at random, in percent.
     Loss,
-    /// Packets longer than this vanish before the host gets them, in bytes.
+    /// Length in bytes above which packets are dropped silently before the host receives them.
     MtuBlackHole,
     /// MTU of the interface, in bytes.
     Mtu,
@@ -34,10 +34,10 @@ pub enum FaultKind {
     MtuMismatch,
     /// Segmentation, receive and checksum offloads of the interface are off.
     OffloadsOff,
-    /// Receive buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel
+    /// Receive buffer that the tunnel's program requests, in bytes. OpenVPN and the crude tunnel
     /// only.
     ReceiveBufferOption,
-    /// Send buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
+    /// Send buffer that the tunnel's program requests, in bytes. OpenVPN and the crude tunnel only.
     SendBufferOption,
     /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
     DefaultReceiveBuffer,
@@ -54,28 +54,29 @@ pub enum FaultKind {
     ApplicationLimited,
     /// The application offers more than the tunnel can carry, in Mbit/s.
     Overload,
-    /// Packets from the interface are handled by one processor (receive packet steering); how many
-    /// firewall rules each is compared with, also without the fault. The crude tunnel only, with
-    /// several outer flows.
+    /// One processor handles all packets from the interface (receive packet steering). The severity
+    /// is the number of firewall rules with which each packet is compared, with and without the
+    /// fault. Only for the crude tunnel with several outer flows.
     ReceiveOnOneCpu,
-    /// The crude tunnel's packets are one flow, where there were several, and so are handled by one
-    /// processor; how many firewall rules each is compared with, also without the fault.
+    /// The crude tunnel's packets are one flow instead of several, so one processor handles them.
+    /// The severity is the number of firewall rules with which each packet is compared, with and
+    /// without the fault.
     OneFlow,
     /// Receive offload (GRO) of the interface is on.
     ReceiveOffload,
-    /// The virtual switch's table of flows holds none, so that each packet takes its slow path; how
-    /// many tables of rules it passes there.
+    /// The virtual switch's flow table stays empty, so that each packet takes the slow path. The
+    /// severity is the number of rule tables that it passes there.
     FlowTable,
-    /// OpenVPN's library has to do without the processor's instructions for AES.
+    /// OpenVPN's library does not use the processor's AES instructions.
     NoAesInstructions,
-    /// Both buffers that the tunnel's program asks for, in bytes. OpenVPN only.
+    /// Send and receive buffer that the tunnel's program requests, in bytes. OpenVPN only.
     BothBufferOptions,
     /// Processor time that the crude tunnel spends on a slow cipher for each packet, in
     /// microseconds.
     SlowCipher,
-    /// The crude tunnel hands every packet from thread to thread.
+    /// The crude tunnel passes every packet from thread to thread.
     Handoff,
-    /// How often the crude tunnel copies each packet.
+    /// Number of times that the crude tunnel copies each packet.
     Copies,
     /// Delay of the wire in each direction, in milliseconds.
     WireDelay,
@@ -84,24 +85,24 @@ pub enum FaultKind {
     /// Frames that the wire holds back by 30 ms from A to B, so that others overtake them, in
     /// percent.
     WireReorder,
-    /// Frames with IP packets longer than this vanish on the wire from A to B, in bytes.
+    /// Length in bytes above which IP packets are dropped silently on the wire from A to B.
     WireBlackHole,
     /// The wire's rate from A to B, in Mbit/s.
     WireRate,
-    /// Frames that leave A's card without the checksum that was left to it, in percent.
+    /// Share of frames that leave A's NIC without the checksum that was left to it, in percent.
     BrokenChecksum,
-    /// Super-packets left to A's card to cut up that vanish, in percent.
+    /// Share of super-packets that are lost when A's NIC should segment them, in percent.
     BrokenSegmentation,
 }
 
 /// Limits of a severity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Smallest.
+    /// Minimum.
     pub min: f64,
-    /// Largest.
+    /// Maximum.
     pub max: f64,
-    /// Only whole numbers.
+    /// Whether only whole numbers are possible.
     pub whole: bool,
     /// Unit.
     pub unit: &'static str,
@@ -115,7 +116,7 @@ impl Limits {
 }
 
 impl FaultKind {
-    /// Returns the limits of its severity; `None` if it has none.
+    /// Returns the limits of the severity; `None` if the kind has no severity.
     pub fn limits(self) -> Option<Limits> {
         let (min, max, whole, unit) = match self {
             Self::None
@@ -143,7 +144,7 @@ impl FaultKind {
             Self::MtuBlackHole | Self::WireBlackHole => (100.0, 65_535.0, true, "bytes"),
             // IPv4 does not work below (RFC 791).
             Self::Mtu | Self::MtuMismatch => (68.0, 65_535.0, true, "bytes"),
-            // The kernel's minimum (SOCK_MIN_RCVBUF, include/net/sock.h) is near.
+            // This is near the kernel's minimum (SOCK_MIN_RCVBUF, include/net/sock.h).
             Self::ReceiveBufferOption
             | Self::SendBufferOption
             | Self::BothBufferOptions
@@ -161,12 +162,12 @@ impl FaultKind {
         })
     }
 
-    /// The unit of its severity; empty if it has none.
+    /// Returns the unit of the severity; empty if the kind has none.
     pub fn unit(self) -> &'static str {
         self.limits().map_or("", |limits| limits.unit)
     }
 
-    /// A severity that this kind can have.
+    /// Rounds a severity to one that this kind can have.
     pub fn round(self, severity: f64) -> f64 {
         match self.limits() {
             Some(limits) if limits.whole => severity.round().clamp(limits.min, limits.max),
@@ -175,8 +176,8 @@ impl FaultKind {
         }
     }
 
-    /// The names of tunnels begin like this that it can be made in, because it is a change of how
-    /// they are started; `None` if it can be made in any.
+    /// Returns the prefixes of the names of tunnels in which the fault can be made, because it
+    /// changes how they are started; `None` if any tunnel can have it.
     pub(super) fn programs(self) -> Option<&'static [&'static str]> {
         match self {
             Self::MtuMismatch | Self::ReceiveBufferOption | Self::SendBufferOption => {
@@ -192,7 +193,7 @@ impl FaultKind {
         }
     }
 
-    /// How long streams take until they run as they do with this fault.
+    /// Returns the time until streams have adapted to this fault.
     pub fn settling(self) -> Duration {
         Duration::from_secs(match self {
             // Slow start doubles once in a round trip.
@@ -201,7 +202,7 @@ impl FaultKind {
         })
     }
 
-    /// Returns whether it needs an emulated link.
+    /// Returns whether the fault needs an emulated link.
     pub fn is_of_a_wire(self) -> bool {
         wire::with(self, 1.0, Faults::default()).is_some()
     }

@@ -6,17 +6,17 @@ use super::Applied;
 use crate::error::Result;
 use crate::site::{Host, steering_file};
 
-/// How much a token bucket's queue holds, as time at its rate, in seconds.
+/// Length of a token bucket's short queue, as time at its rate in seconds.
 pub(super) const SHORT: f64 = 0.01;
-/// The same for one that is far too long.
+/// Length of a queue that is far too long, as time at its rate in seconds.
 pub(super) const LONG: f64 = 1.0;
 /// Burst size of a token bucket, as time at its rate, in seconds; at least [`SMALLEST_BUCKET`].
 const BUCKET: f64 = 0.002;
-/// In bytes: a super-packet must fit, or the kernel cuts it up.
+/// Minimum burst size in bytes: a super-packet must fit, or the kernel splits it.
 const SMALLEST_BUCKET: f64 = 20_000.0;
-/// A short queue still holds some packets, in bytes.
+/// Minimum length of a short queue in bytes: it still holds some packets.
 const SMALLEST_QUEUE: f64 = 15_000.0;
-/// MTU of OpenVPN's interface when nothing else is said.
+/// Default MTU of OpenVPN's interface.
 pub(super) const BELIEVED_MTU: u32 = 1_500;
 
 /// An interface of a host, for faults.
@@ -27,7 +27,7 @@ pub(super) struct Nic<'a, 'b> {
 }
 
 impl Nic<'_, '_> {
-    /// Runs a tool's command line, and `undo` at the end.
+    /// Runs a tool's command line now, and `undo` when the fault is reverted.
     fn tool(&mut self, line: &str, undo: String) -> Result<()> {
         let host = self.host;
         host.tool(line)?;
@@ -43,7 +43,7 @@ impl Nic<'_, '_> {
         let link = netlink.link(&self.device)?;
         netlink.set_tx_queue_len(link.index, packets)?;
         self.applied.then(move || {
-            // The interface may have gone with its program.
+            // The interface may have disappeared with its program.
             let _ = netlink.set_tx_queue_len(link.index, link.tx_queue_len);
         });
         Ok(())
@@ -62,14 +62,14 @@ impl Nic<'_, '_> {
         self.tool(&line, undo)
     }
 
-    /// Drops packets that come in, at random.
+    /// Drops received packets at random.
     pub(super) fn loss(&mut self, percent: f64) -> Result<()> {
         let of_a_million = (percent * 1e4).round();
         let rule = format!("numgen random mod 1000000 < {of_a_million:.0} drop");
         self.drop_incoming("loss", &rule)
     }
 
-    /// Drops packets that come in and are longer than `bytes`, without a word.
+    /// Drops received packets that are longer than `bytes`, silently.
     pub(super) fn black_hole(&mut self, bytes: u32) -> Result<()> {
         self.drop_incoming("hole", &format!("meta length > {bytes} drop"))
     }
@@ -86,7 +86,7 @@ impl Nic<'_, '_> {
         self.host.tool(&rule)
     }
 
-    /// Has the kernel track connections, as a firewall does.
+    /// Makes the kernel track connections, as with a firewall.
     pub(super) fn track_connections(&mut self) -> Result<()> {
         let undo = "nft delete table inet tracked".to_owned();
         self.tool("nft add table inet tracked", undo)?;
@@ -111,7 +111,7 @@ impl Nic<'_, '_> {
         Ok(())
     }
 
-    /// Takes offloads away, those that are on and can be.
+    /// Switches off those of the offloads that are on and can be switched.
     pub(super) fn offloads(&mut self, features: &[Feature]) -> Result<()> {
         let ethtool = self.host.netns().ethtool()?;
         let device = self.device.clone();
@@ -121,7 +121,7 @@ impl Nic<'_, '_> {
             ethtool.set_feature(&device, *feature, false)?;
         }
         self.applied.then(move || {
-            // Segmentation depends on checksums: last to go, first to come back.
+            // Segmentation depends on checksums, so checksums go off last and come back first.
             for feature in on.iter().rev() {
                 let _ = ethtool.set_feature(&device, *feature, true);
             }
@@ -139,7 +139,7 @@ impl Nic<'_, '_> {
         Ok(())
     }
 
-    /// Puts receive offload (GRO) on.
+    /// Switches receive offload (GRO) on.
     pub(super) fn receive_offload(&mut self) -> Result<()> {
         let (host, device) = (self.host, self.device.clone());
         host.set_features(&device, &[(Feature::Gro, true)])?;
@@ -156,7 +156,7 @@ pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> 
         "table netdev rules {{ chain received {{ type filter hook ingress device {device} priority 0 ;\n"
     );
     for port in 0..rules {
-        // Near the discard service: no program here sends from these ports.
+        // No program here sends from these ports to the discard service.
         text += &format!("udp sport {} udp dport 9 drop\n", port % 1024);
     }
     text += "}\n}\n";

@@ -15,7 +15,7 @@ const COLOURS: [Colour; 8] = [
     OWN, SECOND, KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4], BAD,
 ];
 
-/// Draws them.
+/// Draws bars.
 pub fn draw(bars: &Bars) -> String {
     let mut svg = Svg::default();
     let names = bars.parts.iter().map(|part| &part.name);
@@ -79,7 +79,7 @@ fn colour(bars: &Bars, number: usize) -> Colour {
     }
 }
 
-/// How high a group is.
+/// Returns the height of a group.
 fn highest(bars: &Bars, group: usize) -> f64 {
     let values = bars
         .parts

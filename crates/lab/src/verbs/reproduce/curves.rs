@@ -11,7 +11,8 @@ use super::legend;
 const HEIGHT: f64 = 320.0;
 /// Points of a line up to which each has a dot.
 const DOTS: usize = 30;
-/// Steps of a decade that have a line across, the fewest first, and how many lines are enough.
+/// Steps of a decade that have a grid line, the fewest first, and the number of lines that
+/// suffices.
 const STEPS: [&[f64]; 3] = [
     &[1.0, 2.0, 5.0],
     &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
@@ -25,7 +26,7 @@ const COLOURS: [Colour; 8] = [
     SECOND, KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4], OTHER, BAD,
 ];
 
-/// Draws them.
+/// Draws curves.
 pub fn draw(curves: &Curves) -> String {
     let x = scale(curves, 0);
     let y = scale(curves, 1);
@@ -62,7 +63,7 @@ pub fn draw(curves: &Curves) -> String {
             .collect();
         let wide = if curve.own { 2.8 } else { 1.8 };
         svg.path(&frame.positions(&line), colour, wide, dash);
-        // Many are a line.
+        // Many points form a line.
         if shown.len() <= DOTS {
             for (point, (x, y)) in shown.iter().zip(&line) {
                 let text = format!(
@@ -78,7 +79,7 @@ pub fn draw(curves: &Curves) -> String {
     svg.finish(frame.bottom + 50.0, &curves.title)
 }
 
-/// Where a value lies on an axis: 0 below, 1 on the left.
+/// Returns the position of a value on an axis; axis 0 is horizontal, 1 vertical.
 fn position(curves: &Curves, axis: usize, value: f64) -> f64 {
     if curves.logarithmic[axis] {
         value.log10()
@@ -87,7 +88,7 @@ fn position(curves: &Curves, axis: usize, value: f64) -> f64 {
     }
 }
 
-/// Nothing has no logarithm.
+/// Zero has no logarithm, so such points are not drawn on a logarithmic scale.
 fn is_shown(curves: &Curves, point: &[f64; 2]) -> bool {
     let fits =
         |axis: usize| point[axis].is_finite() && (point[axis] > 0.0 || !curves.logarithmic[axis]);
@@ -119,7 +120,7 @@ fn styles(curves: &[Curve]) -> Vec<(Colour, &'static str)> {
     let mut styles: Vec<(Colour, &'static str)> = Vec::new();
     for curve in curves {
         let style = if curve.published {
-            // In the colour of the measured curve of the same name.
+            // Use the colour of the measured curve with the same name.
             let of = curve.name.split(',').next().unwrap_or_default();
             let same = curves
                 .iter()
@@ -140,7 +141,7 @@ fn styles(curves: &[Curve]) -> Vec<(Colour, &'static str)> {
     styles
 }
 
-/// From a little below the smallest to a little above the largest.
+/// Returns a scale from a little below the smallest value to a little above the largest.
 fn between(values: impl Iterator<Item = f64>) -> Scale {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
         (l.min(v), h.max(v))
@@ -149,7 +150,7 @@ fn between(values: impl Iterator<Item = f64>) -> Scale {
     Scale::new(low - margin, high + margin)
 }
 
-/// Lines across at round values: as few kinds of them as give enough.
+/// Draws horizontal grid lines at round values, with the fewest steps that give enough lines.
 fn across(svg: &mut Svg, frame: &Frame) {
     let ticks = STEPS.iter().map(|steps| ticks(frame.y, steps));
     let ticks: Vec<Vec<f64>> = ticks.collect();

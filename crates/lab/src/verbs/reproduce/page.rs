@@ -1,4 +1,4 @@
-//! Every experiment on one page that needs nothing from anywhere else.
+//! A self-contained page with every experiment.
 
 use anyhow::Context;
 use askama::Template;
@@ -22,7 +22,7 @@ struct Page<'a> {
     plot_style: String,
 }
 
-/// Writes it.
+/// Returns the page.
 pub fn page(experiments: &[(&Experiment, Vec<Picture>)]) -> anyhow::Result<String> {
     let parts = experiments.iter().map(|(experiment, pictures)| Part {
         name: experiment.source.to_string(),

@@ -1,4 +1,5 @@
-//! Quantities over two others: a map for each, stronger where there is more, side by side.
+//! Quantities over two variables: one map for each, side by side, with stronger colours for larger
+//! values.
 
 use seikan_lab::reproduce::{Layer, Surface};
 use seikan_ui::axis::format_number;
@@ -11,10 +12,10 @@ const GAP: f64 = 24.0;
 const TOP: f64 = 62.0;
 /// Height of a cell.
 const CELL: f64 = 30.0;
-/// The strongest colour still has letters on it that can be read.
+/// Strongest colour, on which text is still readable.
 const STRONGEST: f64 = 0.7;
 
-/// Draws it.
+/// Draws a surface.
 pub fn draw(surface: &Surface) -> String {
     let count = surface.layers.len().max(1) as f64;
     let wide = (WIDTH - LEFT - GAP * (count - 1.0)) / count;
