@@ -862,7 +862,7 @@ fn a_members_key_is_pinned_by_its_name() {
     assert_eq!(none, Trust::default());
     for (pins, description) in [
         ("[\"db-1\"]".to_owned(), "not a name and a key"),
-        (format!("[\"db_1 {PEER}\"]"), "no member's name"),
+        (format!("[\"db_1 {PEER}\"]"), "not the name of a member"),
         ("[\"db-1 AAAA\"]".to_owned(), "not a key"),
         (format!("[\"a {PEER}\", \"A {PEER_2}\"]"), "another key"),
     ] {

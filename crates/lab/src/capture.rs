@@ -29,7 +29,7 @@ const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
 const RAW: u32 = 101;
 
-/// The beginning of a packet, from its network header on.
+/// The first bytes of a packet, from its network header on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     /// Time since the epoch.
@@ -41,7 +41,7 @@ pub(crate) struct Packet {
 /// The recorded packets.
 #[derive(Debug, Default)]
 pub(crate) struct Captured {
-    /// In the order of their times.
+    /// Packets in the order of their times.
     pub packets: Vec<Packet>,
     /// Packets that the kernel or the lab could not keep.
     pub lost: u64,

@@ -69,7 +69,8 @@ fn at_end(step: &[u8]) -> io::Result<()> {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Signals to the lab's group, such as those of the terminal, do not end it.
+            // Signals to the lab's process group, such as those of the terminal, do not end this
+            // process.
             .process_group(0)
             .spawn()?;
         *shell = child.stdin.take();

@@ -41,7 +41,7 @@ const WARMUP: Duration = Duration::from_millis(500);
 /// Steps per tunnel, for the progress bar.
 const STEPS: usize = 4;
 
-/// How long to measure.
+/// Duration of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Args)]
 pub struct DemoOptions {
     /// Length of each measurement
@@ -84,7 +84,7 @@ pub struct DemoRow {
 pub struct DemoReport {
     /// When it ended, UTC.
     pub date: String,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// Options of the run.
     pub options: DemoOptions,
@@ -196,7 +196,7 @@ pub fn demo(
     })
 }
 
-/// One row.
+/// Measures one row.
 fn show(
     tunnel: &Arc<dyn Tunnel>,
     options: &DemoOptions,

@@ -45,12 +45,12 @@ pub enum LabError {
     /// The use of memory and processor time cannot be read.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// Nothing happened for too long.
+    /// An event took too long.
     #[error("{event} took longer than {seconds} s")]
     Timeout {
         /// Event that did not happen.
         event: String,
-        /// How long, in seconds.
+        /// Maximum time, in seconds.
         seconds: f64,
     },
     /// A tunnel's process ended although it should still be running.

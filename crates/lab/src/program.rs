@@ -8,10 +8,11 @@ use std::process::Command;
 
 use crate::error::{LabError, Result};
 
-/// Returns `$SEIKAN_BIN`, or `seikan` next to this program, or the one on `PATH`.
+/// Returns the program `seikan`: `$SEIKAN_BIN`, or the one next to this program, or the one on
+/// `PATH`.
 ///
 /// # Errors
-/// The reason, for people, when there is none.
+/// A readable reason if there is none.
 pub fn seikan() -> std::result::Result<PathBuf, String> {
     let file = match std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
         Some(file) => Some(file).filter(|file| is_executable(file)),

@@ -185,8 +185,8 @@ pub fn reach(
     }
 }
 
-/// Drops what arrived before the socket was connected: it may be anybody's. Afterwards only the other
-/// end is received, so that a bound suffices.
+/// Discards datagrams that arrived before the socket was connected, because they may have any
+/// source. Later ones come only from the other end, so a bounded number of reads suffices.
 fn forget_received(socket: &UdpSocket) -> Result<()> {
     socket
         .set_nonblocking(true)

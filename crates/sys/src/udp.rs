@@ -42,7 +42,7 @@ const MAX_REFUSED: usize = 64;
 pub struct UdpOptions {
     /// Receive buffer in bytes; the default of Linux (208 KiB) drops bursts.
     pub receive_buffer: usize,
-    /// Send buffer in bytes; with the default of Linux, the sender's own host drops packets.
+    /// Send buffer in bytes. With the default of Linux, the sending host itself drops packets.
     pub send_buffer: usize,
     /// Firewall mark of all sent packets, for policy routing.
     pub fwmark: Option<u32>,
@@ -114,7 +114,7 @@ pub enum UdpError {
     },
 }
 
-/// The abilities of a socket.
+/// The capabilities of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpCapabilities {
     /// UDP_SEGMENT: one call sends many datagrams. A route may still refuse it.

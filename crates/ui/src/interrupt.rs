@@ -68,10 +68,10 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// [`Interrupted`] when the flag is up.
+    /// Returns an error if the flag is raised, for use with `?` in loops.
     ///
     /// # Errors
-    /// See above; for `?` in loops.
+    /// [`Interrupted`] if the flag is raised.
     pub fn check(&self) -> Result<(), Interrupted> {
         if self.is_raised() {
             return Err(Interrupted);

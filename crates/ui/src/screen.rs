@@ -1,6 +1,6 @@
 //! Parts of terminal output: colours, lines with labels, numbers, sizes, times, tables.
 //!
-//! Colours are always written; the stream takes them out where they are not wanted.
+//! Colours are always written. The output stream removes them where they are not wanted.
 
 use std::fmt::Write;
 
@@ -22,11 +22,11 @@ pub const CYAN: &str = "\x1b[36m";
 /// Escape sequence.
 pub const DIM: &str = "\x1b[2m";
 
-/// Lines with labels, as `wg show` has them.
+/// Text with labelled lines, in the format of `wg show`.
 pub struct Screen(pub String);
 
 impl Screen {
-    /// Opens a section.
+    /// Writes the title of a section.
     pub fn title(&mut self, colour: &str, kind: &str, name: &str) {
         let kind_colour = colour.replace("1;", "");
         // Writing to memory does not fail.
@@ -47,7 +47,7 @@ impl Screen {
         let _ = writeln!(self.0, "  {BOLD}{label}{RESET}:");
     }
 
-    /// A count with the sentence behind it.
+    /// Writes a count of dropped packets, followed by a sentence.
     pub fn drop(&mut self, count: u64, direction: &str, sentence: &str) {
         let _ = writeln!(
             self.0,
@@ -57,15 +57,15 @@ impl Screen {
     }
 }
 
-/// Widest output; longer bars say no more.
+/// Maximum width of output in columns; longer bars would show nothing more.
 const MAX_WIDTH: usize = 100;
 
 /// Properties of the output, a terminal or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Columns to use.
+    /// Number of columns to use.
     pub width: usize,
-    /// Whether to colour.
+    /// Whether to use colours.
     pub color: bool,
 }
 
@@ -86,7 +86,7 @@ impl Style {
     }
 }
 
-/// Columns of text, each as wide as its widest cell.
+/// A table of text. Each column is as wide as its widest cell.
 pub struct Table {
     columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
@@ -95,14 +95,14 @@ pub struct Table {
 /// Alignment of a cell in its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// Left, for words.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
 impl Table {
-    /// A table with these columns; empty headings leave room only.
+    /// Creates a table with these columns. Empty headings only leave space.
     pub fn new(columns: &[(&str, Align)]) -> Table {
         let columns = columns
             .iter()
@@ -118,7 +118,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Writes it, indented by two; columns without any content are left out.
+    /// Writes the table, indented by two spaces. Columns without any content are left out.
     pub fn write(&self, out: &mut Screen) {
         let widths: Vec<usize> = (0..self.columns.len())
             .map(|i| {
@@ -153,7 +153,7 @@ impl Table {
     }
 }
 
-/// Characters without escape sequences.
+/// Returns the number of characters, without escape sequences.
 pub fn width(text: &str) -> usize {
     plain(text).chars().count()
 }
@@ -187,7 +187,7 @@ pub fn number(count: u64) -> String {
     text
 }
 
-/// A number as exact as anybody needs it: three digits, integers whole.
+/// Formats a number with three significant digits; integers are exact.
 pub fn rounded(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -238,7 +238,7 @@ pub fn ago(seconds: Option<f64>) -> String {
     }
 }
 
-/// A time in microseconds, to three digits.
+/// Formats a time, given in microseconds, in milliseconds with three significant digits.
 pub fn milliseconds(us: u64) -> String {
     let ms = us as f64 / 1000.0;
     match us {
@@ -274,7 +274,8 @@ pub fn duration(seconds: u64) -> String {
     }
 }
 
-/// Returns the sentence of a drop reason; a newer instance may have others, whose name is returned.
+/// Returns the sentence for a drop reason. For the unknown name of a newer instance, returns the
+/// name.
 pub fn sentence(name: &str) -> String {
     let known = DropReason::ALL.iter().find(|reason| reason.name() == name);
     known.map_or_else(|| printable(name), |reason| reason.describe().into())

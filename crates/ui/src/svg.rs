@@ -1,4 +1,4 @@
-//! A picture as SVG text: lines, boxes, words, and the tooltip when a pointer rests on them.
+//! A picture as SVG text: lines, boxes, words, and tooltips.
 //!
 //! Everything that comes from a recording goes through [`escaped`]. Positions are pixels of a
 //! picture [`WIDTH`] wide.
@@ -34,7 +34,7 @@ impl Default for Font {
     }
 }
 
-/// End of the words that is at their position.
+/// The part of a text that is placed at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// The beginning.

@@ -141,8 +141,8 @@ pub(super) enum Difference {
     Members,
 }
 
-/// The members and devices that one member sees: those that it, or a device behind it, may talk to,
-/// in either direction. The sight is computed on first use, because most polls report no member.
+/// The members and devices that a member sees: all to which it, or a device behind it, may talk in
+/// either direction. The set is computed on first use, because most polls report no member.
 pub(super) struct Visibility<'a> {
     history: &'a PolicyHistory,
     pub mesh: &'a Mesh,

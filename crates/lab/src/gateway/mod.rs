@@ -186,7 +186,7 @@ pub(crate) fn behind(
     through_gateway(&setup, &options, interrupt, then)
 }
 
-/// One row in one round. Only an interruption ends the run.
+/// Measures one row in one round. Only an interruption ends the run.
 fn measure(
     setup: &Setup,
     options: &GatewayOptions,
@@ -249,7 +249,7 @@ fn through_gateway(
     let dir = private_directory()?;
     let lan = setup.lan(options.lan());
     let site = Site::create(&lan)?;
-    // Without a device, the load is between the two members.
+    // Without a device, the load runs between the two members.
     let from = match setup {
         Setup::HostToHost(_) => &site.gateway,
         _ => &site.device,

@@ -41,7 +41,7 @@ pub struct Report {
     pub problems: Vec<String>,
     /// The machine and the versions.
     pub facts: Vec<(String, String)>,
-    /// How it was measured.
+    /// Description of the measurement, one item for each line.
     pub method: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ pub struct Bar {
     pub cells: Vec<String>,
 }
 
-/// How a bar or row stands out.
+/// Emphasis of a bar or row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The raw link: the yardstick.
@@ -108,7 +108,7 @@ pub struct Table {
 pub struct Row {
     /// Owner of the row.
     pub kind: Kind,
-    /// One per column.
+    /// Cells, one for each column.
     pub cells: Vec<String>,
 }
 

@@ -104,8 +104,8 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Res
     Ok(())
 }
 
-/// Packets of both ends of the naive encapsulator in the first round: the gateway's, with the sizes
-/// that its packet socket returned, and those that the remote could not read.
+/// Lists the naive encapsulator's packets in the first round: at the gateway, with the sizes that
+/// its packet socket returned, and at the remote, with the packets that it could not read.
 fn counts(report: &GatewayReport, limit: Option<u64>) -> List {
     let rows = ROWS.iter().filter_map(|(way, name)| {
         let ends = &report.row(way)?.rounds.first()?.said;

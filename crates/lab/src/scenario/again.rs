@@ -23,7 +23,7 @@ pub struct Guesses {
 }
 
 impl Guesses {
-    /// Of a recording.
+    /// Returns the causes that naive tools would name, from a recording.
     pub fn of(recording: &Recording) -> Self {
         Self {
             correlation: baseline::highest_correlation(&recording.evidence),
@@ -32,7 +32,7 @@ impl Guesses {
     }
 }
 
-/// Where the recording of a case is kept.
+/// Returns the path of a case's recording.
 pub fn recording_file(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{}.parquet", id.replace('/', "-")))
 }
@@ -53,9 +53,9 @@ pub(crate) fn load(file: &Path) -> Result<Recording> {
     Recording::parse(&bytes).map_err(|e| LabError::Usage(format!("{}: {e}", file.display())))
 }
 
-/// Replaces the diagnosis by that of the current rules; returns whether the cause differs. Invalid
-/// cases have no recording, because the doctor did not run. With a level, only measurements up to
-/// that level are used.
+/// Replaces the diagnosis by the one of the current rules. Returns whether the cause differs.
+/// Invalid cases have no recording, because the doctor did not run. With a level, only measurements
+/// up to that level are used.
 pub(super) fn rediagnose(case: &mut Case, directory: &Path, level: Option<u32>) -> Result<bool> {
     let Some(outcome) = &mut case.outcome else {
         return Ok(false);

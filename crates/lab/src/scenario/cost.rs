@@ -31,10 +31,10 @@ pub const COST_TUNNELS: [&str; 3] = ["seikan-native", "seikan-wireguard", "openv
 const SETTLE: Duration = Duration::from_millis(800);
 /// Maximum duration of the doctor's measurement in seconds; it is interrupted earlier.
 const LONG: &str = "3600";
-/// How long it may take to end.
+/// Maximum time until the doctor ends.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Args)]
 pub struct CostOptions {
     /// Tunnel to measure (repeatable)
@@ -55,19 +55,19 @@ pub struct CostRow {
     pub tunnel: String,
     /// The level.
     pub level: u32,
-    /// Throughput without and with the doctor, in Mbit/s, neighbours in time.
+    /// Throughput without and with the doctor in Mbit/s, in pairs of consecutive measurements.
     pub pairs: Vec<(f64, f64)>,
-    /// Share of the throughput that is lost, with its interval; negative: gained. `None` if nothing
-    /// went through.
+    /// Share of the throughput that the doctor costs, with its interval; negative if the throughput
+    /// rose. `None` if nothing was received.
     pub cost: Option<Interval>,
-    /// Share that may be lost at most.
+    /// Maximum acceptable share.
     pub bar: f64,
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
-/// A tunnel that there is not or that does not start; no doctor; [`LabError::Interrupted`].
+/// A tunnel does not exist or does not start, or there is no doctor; [`LabError::Interrupted`].
 pub fn cost(
     options: &CostOptions,
     interrupt: &Interrupt,

@@ -1,4 +1,4 @@
-//! Many cases, drawn at random, played one after the other, and counted.
+//! Plays many randomly drawn cases one after the other, and counts the results.
 //!
 //! Cases cycle through the scenarios, so that an early end has covered them equally, until each
 //! class has the requested number of valid cases. Each case is appended to a file as a line of JSON
@@ -19,8 +19,8 @@ use super::again::{recording_file, rediagnose};
 use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
 use crate::error::{Doing, LabError, Result};
 
-/// How often a scenario is played for each case that is wanted, at most: a fault that is too weak
-/// to count is drawn again.
+/// Maximum number of times that a scenario is played for each requested case: a fault that is too
+/// weak to count is drawn again.
 const DRAWS: u32 = 3;
 
 /// Options of the score.
@@ -208,7 +208,7 @@ pub fn score_again(
 /// A cause, and whether there is a second fault: such cases are counted separately.
 type Class = (Cause, bool);
 
-/// How many cases that count each class still lacks.
+/// Number of valid cases that each class still lacks.
 struct Missing(BTreeMap<Class, u32>);
 
 impl Missing {

@@ -117,14 +117,14 @@ pub(crate) fn start_naive(ends: [(&Host, &str); 2], dir: &Path) -> Result<Starte
 
 /// The naive encapsulator at both ends, each with a TUN device of its own, without a gateway.
 pub(crate) struct NaiveHosts {
-    /// Whether the packets of a connection go out of many UDP ports by turns.
+    /// Whether the packets of a connection are sent from many UDP ports alternately.
     pub(crate) spread: bool,
 }
 
 /// Its names.
 pub(crate) const NAIVE_HOSTS: &str = "naive-host-to-host";
 pub(crate) const NAIVE_SPREAD: &str = "naive-host-to-host-spread";
-/// The ports, so many that every processor gets some.
+/// Number of ports: enough that every processor gets some.
 const SPREAD_PORTS: u8 = 16;
 
 impl Tunnel for NaiveHosts {

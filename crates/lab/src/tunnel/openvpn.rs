@@ -19,24 +19,24 @@ use crate::tunnel::{
 
 const PORT: u16 = 11_000;
 const CIPHER: &str = "AES-256-GCM";
-/// Run only where a scenario names it.
+/// Name of OpenVPN over TCP, which runs only if a scenario names it.
 const OVER_TCP: &str = "openvpn-tcp";
 
 /// OpenVPN with some extra arguments.
 #[derive(Debug, Default)]
 pub(super) struct OpenVpn {
     name: String,
-    /// At both ends.
+    /// Extra arguments of both ends.
     extra: &'static [&'static str],
-    /// With Ethernet frames instead of IP packets.
+    /// Whether the tunnel carries Ethernet frames instead of IP packets.
     tap: bool,
-    /// Over TCP instead of UDP.
+    /// Whether the tunnel runs over TCP instead of UDP.
     tcp: bool,
-    /// At one end each.
+    /// Changes of each end.
     changes: Changes,
 }
 
-/// OpenVPN called `name`, with changes; `None` if it has another name.
+/// Returns the variant of OpenVPN called `name`, with changes; `None` if there is no such variant.
 pub(super) fn changed(name: &str, changes: &Changes) -> Option<OpenVpn> {
     let tcp = OpenVpn {
         name: OVER_TCP.to_owned(),

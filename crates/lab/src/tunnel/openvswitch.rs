@@ -17,7 +17,7 @@ use crate::tunnel::{READY_PATIENCE, SWITCH, Started, Tunnel, need_program, versi
 /// The switch, as Debian's package openvswitch-switch has it.
 pub(super) struct OpenVSwitch;
 
-/// Where the package keeps the shape of its database.
+/// Path of the package's database schema.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Programs of the package.
 const PROGRAMS: [&str; 5] = [
@@ -162,7 +162,7 @@ fn run_vsctl(dir: &Path, words: &[&str]) -> Result<()> {
     run("ovs-vsctl", &arguments, dir)
 }
 
-/// A program of the package that keeps all it writes in `dir`.
+/// Returns the command of a program of Open vSwitch that writes all its files into `dir`.
 fn command(name: &str, dir: &Path) -> Result<Command> {
     let mut command = Command::new(need_program(name).map_err(LabError::Setup)?);
     for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"] {

@@ -31,7 +31,7 @@ pub(crate) struct Seikan {
     idle_peers: u32,
     /// First lines of its configuration.
     settings: String,
-    /// With Ethernet frames instead of IP packets.
+    /// Whether the tunnel carries Ethernet frames instead of IP packets.
     ethernet: bool,
     /// The program, if it is not the usual one.
     program: Option<PathBuf>,

@@ -17,16 +17,16 @@ use crate::process::{Process, wait_for};
 use crate::program::need_tun;
 use crate::tunnel::{End, PORT, Tunnel, need_program, version_line};
 
-/// Where the protocol puts control sockets.
+/// Directory of the control sockets, set by the protocol.
 const SOCKET_DIR: &str = "/var/run/wireguard";
-/// How long a program may take until its control socket answers.
+/// Maximum time until a program's control socket answers.
 const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of keepalives, in seconds.
 const KEEPALIVE: u32 = 5;
 /// MTU that fits into 1500 bytes over IPv6: the default of wg-quick(8).
 const MTU: u32 = 1420;
 
-/// One of the programs.
+/// A WireGuard program.
 pub(crate) struct WireGuard {
     name: &'static str,
     program: &'static str,
@@ -34,7 +34,7 @@ pub(crate) struct WireGuard {
     arguments: &'static [&'static str],
 }
 
-/// Those worth comparing with.
+/// Returns the programs to compare with.
 pub(crate) fn all() -> [WireGuard; 4] {
     const GO: &[&str] = &["-f"];
     const RUST: &[&str] = &["-f", "--disable-drop-privileges"];
@@ -100,8 +100,8 @@ pub(crate) fn socket(interface: &str) -> PathBuf {
 /// Sends one `set` request and reads its `errno`.
 fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
     let other = end.other;
-    // One end alone begins. If both did, wireguard-go would repeat both handshakes at the same time
-    // over a path with a delay, and complete neither.
+    // Only one end initiates. If both did, wireguard-go would repeat both handshakes at the same
+    // time over a path with a delay, and complete neither.
     let keepalive = if end.host.name == "B" { 0 } else { KEEPALIVE };
     let mut request = format!(
         "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\

@@ -182,7 +182,7 @@ pub fn endpoints(member: u16, change: u16) -> Endpoints {
 /// Members that have joined, with the addresses of each.
 pub struct Joined {
     pub members: Vec<Arc<Member>>,
-    /// Until all had joined.
+    /// Time until all had joined, in seconds.
     pub seconds: f64,
     addresses: Vec<Vec<IpNet>>,
 }
@@ -196,8 +196,8 @@ impl Joined {
     }
 }
 
-/// Joins members at once, each over a connection of its own, alternating between coordinators. A
-/// failed request is repeated for as long as `patience`; members know `others` as further
+/// Joins all members at the same time, each over a connection of its own, alternating between
+/// coordinators. A failed request is repeated for up to `patience`. Members get `others` as further
 /// coordinators.
 pub async fn join_all(
     numbers: Range<u32>,

@@ -162,7 +162,7 @@ pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Where figures go.
+/// Output file for the figures.
 #[derive(Debug, Args)]
 struct JsonFile {
     /// Write every figure as JSON

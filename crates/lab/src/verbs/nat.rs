@@ -114,7 +114,7 @@ fn shown(report: &NatReport, plan: &Plan) -> String {
     text
 }
 
-/// A line for each, and why for those that are not as they were to be.
+/// Returns a line for each event, and the differences of unexpected results.
 fn shown_events(report: &EventReport) -> String {
     let mut text = format!(
         "{BOLD}{:<24}{:<18}{:>14}{:>18}{:>12}{RESET}\n",

@@ -3,9 +3,9 @@
 //! 1. the first packet to a known member, over links of several delays;
 //! 2. real members join and send at once; pairs of them reach each other;
 //! 3. simulated members join, until the requested number is reached. Then it measures the resources
-//! of a daemon without traffic and of one that talks to ten members, and the rate of a stream
-//! between two members. The last two are also measured while a tenth of the members change each
-//! minute.
+//!    of a daemon without traffic and of one that talks to ten members, and the rate of a stream
+//!    between two members. The last two are also measured while a tenth of the members change each
+//!    minute.
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -57,7 +57,7 @@ struct End {
 }
 
 impl End {
-    /// In the calling thread's namespace.
+    /// Opens a device in the calling thread's namespace.
     fn open(name: &str) -> Result<Self> {
         let tun = Tun::create_tap(&TunOptions {
             name: name.to_owned(),
@@ -88,12 +88,12 @@ impl End {
     }
 }
 
-/// Makes the first device in the calling thread's network namespace (host A) and the second in
-/// another one (host B), and carries frames between them until standard input ends. `seed` is that of the
-/// random draws; with `punctual` the thread has real-time priority where that is permitted.
+/// Creates the first device in the calling thread's network namespace (host A) and the second in
+/// another one (host B), and carries frames between them until standard input ends. `seed` is the
+/// seed of the random faults. With `punctual`, the thread has real-time priority if permitted.
 ///
 /// # Errors
-/// What the kernel refuses; an order that is none.
+/// The kernel refuses an operation, or a command is invalid.
 pub fn carry(options: &CarrierOptions) -> Result<()> {
     let seed = options.seed;
     // Late wake-ups would add delay; if the kernel refuses, it remains, and is counted.

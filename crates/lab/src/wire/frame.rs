@@ -13,7 +13,7 @@ use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr};
 pub(super) struct Frames<'a> {
     bytes: &'a [u8],
     vnet: VnetHdr,
-    /// None if the packet is one frame.
+    /// The super-packet; `None` if the packet is a single frame.
     super_packet: Option<SuperPacket<'a>>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// How many frames the card would send.
+    /// Returns the number of frames that the NIC would send.
     pub(super) fn count(&self) -> usize {
         self.super_packet.map_or(1, |packet| packet.segments())
     }
