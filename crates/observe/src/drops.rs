@@ -114,9 +114,9 @@ drop_reasons! {
     DeviceMismatch = "device_mismatch",
     /// The device's MAC address or its address on the local network is unknown.
     DeviceUnresolved = "device_unresolved",
-    /// None of the device's `allow-to` rules allows this destination.
+    /// None of the device's `allow-to` rules allows this destination and service.
     DeniedTo = "denied_to",
-    /// None of the device's `allow-from` rules allows this source.
+    /// None of the device's `allow-from` rules allows this source and service.
     DeniedFrom = "denied_from",
     /// A device used the overlay address of a remote that is mapped to another address for devices.
     ShownOtherwise = "shown_otherwise",
