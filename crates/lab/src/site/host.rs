@@ -420,10 +420,10 @@ pub(crate) fn steering_file(device: &str) -> String {
     format!("{device}/queues/rx-0/rps_cpus")
 }
 
-/// Returns the numbers of all processors, assuming that this process may use every one.
+/// Returns the numbers of the processors that this process may use, in ascending order; not empty.
 pub(crate) fn all_cpus() -> Vec<u32> {
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
-    (0..count as u32).collect()
+    let allowed = seikan_sys::schedule::affinity(std::process::id()).unwrap_or_default();
+    if allowed.is_empty() { vec![0] } else { allowed }
 }
 
 /// Returns an address with the prefix length of the lab's networks in its family.

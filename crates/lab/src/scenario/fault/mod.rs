@@ -358,7 +358,8 @@ impl Fault {
                 nic.offloads(&[Feature::Gro, Feature::UdpSegmentation])?;
                 // Receive on another processor than the sender's. The sender's would empty the
                 // backlog itself after each packet.
-                nic.receive_on(&[all_cpus().len() as u32 - 1])
+                let cpus = all_cpus();
+                nic.receive_on(&cpus[cpus.len() - 1..])
             }
             FaultKind::ConntrackMax => nic.track_connections(),
             FaultKind::ReceiveOnOneCpu => nic.receive_on(&[0]),
