@@ -43,7 +43,7 @@ impl ServerCertVerifier for Pinned {
             return Ok(ServerCertVerified::assertion());
         }
         Err(rustls::Error::General(format!(
-            "its certificate is another one than the pinned: {found}"
+            "its certificate is not the pinned one, but has the pin {found}"
         )))
     }
 

@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Maximum number of buffered bytes. More would only add delay.
 pub const MAX_UNSENT: usize = 256 << 10;
-/// Additional buffer for requests, which must get through even if datagrams are waiting.
+/// Additional buffer for requests, in bytes. Requests must get through even if datagrams are
+/// waiting.
 pub const RESERVE: usize = 16 << 10;
 /// Maximum number of bytes of one read: about two records of TLS.
 const MAX_READ: usize = 32 << 10;
@@ -26,7 +27,7 @@ pub struct Stream {
     tls: Option<Box<Connection>>,
     framing: Framing,
     unsent: Vec<u8>,
-    /// The kernel did not accept everything the last time.
+    /// The kernel did not accept everything at the last write.
     blocked: bool,
     received: Vec<u8>,
     /// Start of the frames that have not been taken.
@@ -87,7 +88,7 @@ impl Stream {
     /// Sends as much as the kernel accepts. Returns whether anything is left.
     ///
     /// # Errors
-    /// System errors, except that the kernel accepts no more now.
+    /// The error of the system call. `WouldBlock` is not an error here.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
@@ -118,7 +119,7 @@ impl Stream {
         outcome?;
         Ok(match &self.tls {
             None => !self.unsent.is_empty(),
-            // Data that waits for the handshake waits for the other end.
+            // Until the handshake ends, only the other end can make progress.
             Some(tls) => tls.wants_write() || (!tls.is_handshaking() && !self.unsent.is_empty()),
         })
     }
@@ -155,7 +156,7 @@ impl Stream {
             self.received.extend_from_slice(rest);
             return Ok(());
         };
-        // TLS takes some of it at a time.
+        // One call takes only a part of the data.
         while !rest.is_empty() && !self.is_ended {
             tls.read_tls(&mut rest)?;
             if let Err(error) = tls.process_new_packets() {
@@ -187,7 +188,7 @@ impl Stream {
     /// The content of the next complete frame, to be removed by [`Self::take`].
     ///
     /// # Errors
-    /// `InvalidData`: it is not a frame, and the stream is unusable.
+    /// `InvalidData`: the received bytes are not a frame, and the stream is unusable.
     pub fn peek(&self) -> io::Result<Option<&[u8]>> {
         let rest = self.received.get(self.taken..).unwrap_or_default();
         let frame = self.framing.first(rest);

@@ -40,13 +40,13 @@ pub enum ArpError {
     #[error("ARP message truncated")]
     Truncated,
     /// Not Ethernet (1).
-    #[error("ARP for hardware type {0}")]
+    #[error("ARP for hardware type {0}, not 1 (Ethernet)")]
     HardwareType(u16),
     /// Not IPv4 (0x0800).
-    #[error("ARP for protocol {0:#06x}")]
+    #[error("ARP for protocol {0:#06x}, not 0x0800 (IPv4)")]
     ProtocolType(u16),
-    /// Not six and four bytes.
-    #[error("ARP with addresses of {hardware} and {protocol} bytes")]
+    /// Hardware addresses do not have six bytes, or protocol addresses do not have four.
+    #[error("ARP with addresses of {hardware} and {protocol} bytes, not 6 and 4")]
     AddressLength {
         /// Bytes of a hardware address.
         hardware: u8,
@@ -54,7 +54,7 @@ pub enum ArpError {
         protocol: u8,
     },
     /// Neither request (1) nor reply (2).
-    #[error("ARP operation {0}")]
+    #[error("ARP operation {0}, neither 1 (request) nor 2 (reply)")]
     Operation(u16),
 }
 

@@ -43,8 +43,8 @@ pub fn fold(sum: u64) -> u16 {
 
 /// Sum of the TCP/UDP pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 ///
-/// `length` is that of the transport header and its payload. Addresses of different families
-/// cannot come from one packet; such a pair sums each as it is.
+/// `length` counts the transport header and its payload. Addresses of different families cannot
+/// come from one packet; their bytes are summed all the same.
 pub fn pseudo_header(src: IpAddr, dst: IpAddr, protocol: u8, length: usize) -> u64 {
     let address = |a: IpAddr| match a {
         IpAddr::V4(a) => sum(&a.octets()),

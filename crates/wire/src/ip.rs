@@ -21,8 +21,8 @@ pub const ECN_ECT0: u8 = 2;
 /// Congestion experienced.
 pub const ECN_CE: u8 = 3;
 
-/// Maximum bytes of IPv6 extension headers that are parsed; a longer chain is treated as having an
-/// unknown transport. It bounds the work that a sender can cause.
+/// Maximum bytes of IPv6 extension headers that are parsed. A longer chain is treated as having an
+/// unknown transport. The limit bounds the work that a sender can cause.
 const MAX_EXTENSION_BYTES: usize = 256;
 
 /// Why bytes are not an IP packet.
@@ -32,10 +32,10 @@ pub enum ParseError {
     #[error("packet truncated")]
     Truncated,
     /// Neither version 4 nor 6.
-    #[error("IP version {0}")]
+    #[error("IP version {0}, neither 4 nor 6")]
     Version(u8),
     /// A length field that contradicts itself or the buffer.
-    #[error("IP length field wrong")]
+    #[error("IP length field smaller than the header, or larger than the packet")]
     Length,
 }
 
@@ -82,7 +82,7 @@ impl IpPacket {
         }
     }
 
-    /// Offset in bytes of this fragment in its datagram; 0 if it is no fragment.
+    /// Offset in bytes of this fragment in its datagram; 0 if the packet is no fragment.
     ///
     /// `packet` is the packet that `self` was parsed from, here and in the functions below; only
     /// its headers need to be present.
@@ -349,7 +349,8 @@ mod tests {
         assert!(parsed.extended);
     }
 
-    /// 32 hop-by-hop headers of 2,048 bytes would wrap a small counter; the walk just ends.
+    /// 32 hop-by-hop headers of 2,048 bytes would make a 16-bit counter wrap; parsing stops
+    /// earlier.
     #[test]
     fn ipv6_extension_chains_are_bounded() {
         let mut p = vec![0x60, 0, 0, 0, 0xff, 0xff, 0, 64];
@@ -361,7 +362,8 @@ mod tests {
         assert!(IpPacket::parse(&p).unwrap().header_len <= 40 + 2048);
     }
 
-    /// An IPv6 packet of the extension headers and payload in `rest`, of which the first is `next`.
+    /// Returns an IPv6 packet whose extension headers and payload are `rest`; `next` is the type of
+    /// the first.
     fn v6(next: u8, rest: &[u8]) -> Vec<u8> {
         let mut packet = vec![0x60, 0, 0, 0, 0, rest.len() as u8, next, 64];
         packet.extend([0; 32]);

@@ -72,8 +72,8 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Returns the position of a number: the nearest one, less than half of all numbers away from
-    /// that before (RFC 9293, 3.4).
+    /// Returns the position of a number: of all positions with this number, the one nearest to the
+    /// position before, less than half of all numbers away (RFC 9293, 3.4).
     pub fn of(&mut self, number: u32) -> i64 {
         let position = match self.last {
             None => 0,

@@ -51,7 +51,7 @@ pub enum VnetError {
     #[error("virtio-net header truncated")]
     Truncated,
     /// A `gso_type` that this program did not enable.
-    #[error("unknown gso_type {0:#x}")]
+    #[error("virtio-net header with the unknown gso_type {0:#x}")]
     UnknownGso(u8),
 }
 
