@@ -28,7 +28,7 @@ pub enum EndpointError {
     /// An opening bracket without a closing one and a port.
     #[error("`]:port` is missing")]
     Bracket,
-    /// The text in brackets.
+    /// The text in brackets is not an IPv6 address.
     #[error("`{0}` is not an IPv6 address")]
     Ipv6(String),
     /// An IPv6 address without brackets.
@@ -37,10 +37,10 @@ pub enum EndpointError {
     /// There is no port.
     #[error("the port is missing")]
     NoPort,
-    /// The text before the port.
+    /// The text before the port is not a host.
     #[error("`{0}` is not a host")]
     Host(String),
-    /// The text after the host.
+    /// The text after the host is not a port.
     #[error("`{0}` is not a port from 1 to 65535")]
     Port(String),
 }

@@ -211,7 +211,7 @@ pub enum CipherPreference {
 /// Loss repair; both ends must have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Repair {
-    /// None.
+    /// No loss repair.
     Off,
     /// Repair where losses are random, with up to [`Self::AUTO`] percent more bytes.
     #[default]
@@ -222,14 +222,14 @@ pub enum Repair {
 }
 
 impl Repair {
-    /// Parity of [`Self::Auto`] at most, in percent of all other bytes.
+    /// Maximum parity of [`Self::Auto`], in percent of all other bytes.
     pub const AUTO: u8 = 10;
     /// Maximum of [`Self::Percent`]: a block of 128 records has at most 16 parity records.
     pub const MOST: u8 = 12;
     /// Accepted values, for messages.
     pub const CHOICES: &'static str = "`auto`, `off`, or the most additional bytes, `1%` to `12%`";
 
-    /// Parity in percent of all other bytes, at most; `None` if there is none.
+    /// Returns the maximum parity in percent of all other bytes; `None` without loss repair.
     pub fn ceiling(self) -> Option<u8> {
         match self {
             Repair::Off => None,
@@ -276,7 +276,7 @@ pub enum Table {
     Auto,
     /// No routes.
     Off,
-    /// This table.
+    /// The table with this number.
     Number(u32),
 }
 

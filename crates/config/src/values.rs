@@ -176,7 +176,7 @@ pub(super) fn dns(text: &str) -> Result<Host, Problem> {
 /// A display name: printable, one line.
 pub(super) fn name(text: &str) -> Result<String, Problem> {
     if text.chars().any(char::is_control) || text.chars().count() > 64 {
-        let message = "has control characters, or more than 64";
+        let message = "has control characters, or more than 64 characters";
         return Err(problem(message, "write a short name on one line"));
     }
     Ok(text.to_owned())

@@ -1,7 +1,7 @@
 //! Writes a configuration as text in either syntax, for `SaveConfig`, bug reports and tests.
 //!
-//! Only values that differ from the default are written. The text contains keys: it is wiped on
-//! drop. That of a bug report contains none.
+//! Only values that differ from the default are written. The text contains keys, so it is wiped on
+//! drop. The text for a bug report contains none.
 
 use zeroize::Zeroizing;
 

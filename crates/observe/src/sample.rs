@@ -207,8 +207,9 @@ impl Series {
     }
 }
 
-/// Names of values, by subject. Times are in the unit of the name's end, sizes in bytes, counts in
-/// packets as the kernel counts them (a merged packet is one) unless said.
+/// Names of values, by subject. The end of a name tells the unit of a time. Sizes are in bytes.
+/// Counts are in packets as the kernel counts them (a merged packet counts once), unless said
+/// otherwise.
 pub mod metric {
     /// Cpu, counters: nanoseconds (of ticks) in user mode, system mode, idle, handling softirqs,
     /// stolen by the hypervisor.
@@ -226,7 +227,7 @@ pub mod metric {
     pub const SOFTNET_PROCESSED: &str = "softnet.processed";
     /// Cpu, counter: packets dropped because the backlog was full.
     pub const SOFTNET_DROPPED: &str = "softnet.dropped";
-    /// Cpu, counter: times that polling ended for want of budget with packets left.
+    /// Cpu, counter: times that a poll used up its budget while packets were left.
     pub const SOFTNET_TIME_SQUEEZE: &str = "softnet.time_squeeze";
     /// Cpu, counter: packets handed here by another processor (receive packet steering).
     pub const SOFTNET_RECEIVED_RPS: &str = "softnet.received_rps";
@@ -244,18 +245,20 @@ pub mod metric {
     pub const CONNTRACK_INSERT_FAILED: &str = "conntrack.insert_failed";
     /// See [`CONNTRACK_INSERT_FAILED`].
     pub const CONNTRACK_DROP: &str = "conntrack.drop";
-    /// Host, counters: packets for which a virtual switch's datapath knew a flow, for which it did
-    /// not, and for which none could be made (a full table, a slow path too busy). Its user-space
-    /// datapath does not count the third among the second, the kernel's does.
+    /// Host, counters: packets for which a virtual switch's datapath knew a flow (`ovs.hits`) or
+    /// did not (`ovs.misses`), and packets that were lost because no flow could be made for them
+    /// (`ovs.lost`: a full table, a slow path too busy). The kernel's datapath also counts lost
+    /// packets as misses; the datapath in user space does not.
     pub const SWITCH_HITS: &str = "ovs.hits";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_MISSES: &str = "ovs.misses";
     /// See [`SWITCH_HITS`].
     pub const SWITCH_LOST: &str = "ovs.lost";
-    /// Host, counters: packets the kernel dropped, by its reason: this and `FULL_RING`, say
-    /// (`skb:kfree_skb`).
+    /// Prefix of host counters: packets that the kernel dropped, by its reason (`skb:kfree_skb`),
+    /// such as `drop.FULL_RING`.
     pub const DROP_PREFIX: &str = "drop.";
-    /// Host, counters: calls of functions of the kernel, machine-wide: this and `udp_sendmsg`, say.
+    /// Prefix of host counters: calls of a function of the kernel, machine-wide, such as
+    /// `call.udp_sendmsg`.
     pub const CALL_PREFIX: &str = "call.";
 
     /// Link, counters (rtnetlink `IFLA_STATS64`).
@@ -279,8 +282,8 @@ pub mod metric {
     /// See [`RX_PACKETS`].
     pub const RX_FRAME_ERRORS: &str = "rx_frame_errors";
 
-    /// Qdisc, counters: packets and bytes let through, dropped, delayed for their rate, sent again
-    /// to the device.
+    /// Qdisc, counters: packets and bytes sent; packets dropped, delayed to keep the rate, and
+    /// queued again because the device did not take them.
     pub const QDISC_PACKETS: &str = "packets";
     /// See [`QDISC_PACKETS`].
     pub const QDISC_BYTES: &str = "bytes";
@@ -295,8 +298,8 @@ pub mod metric {
     /// See [`QDISC_BACKLOG_BYTES`].
     pub const QDISC_LENGTH: &str = "qlen";
 
-    /// Process, counters (`/proc/PID/io`): calls of read and write kinds (not of `recv` and `send`
-    /// kinds), their bytes.
+    /// Process, counters (`/proc/PID/io`): calls that read and that write (`recv` and `send` are
+    /// not counted), and the bytes of these calls.
     pub const IO_READS: &str = "io.syscr";
     /// See [`IO_READS`].
     pub const IO_WRITES: &str = "io.syscw";
@@ -310,8 +313,8 @@ pub mod metric {
     pub const RUN_NS: &str = "run_ns";
     /// See [`RUN_NS`].
     pub const RUN_DELAY_NS: &str = "run_delay_ns";
-    /// Thread, counters (`status`): switches because it waited for something, and because it was
-    /// made to.
+    /// Thread, counters (`status`): context switches because the thread waited for something, and
+    /// because the kernel preempted it.
     pub const VOLUNTARY_SWITCHES: &str = "voluntary_switches";
     /// See [`VOLUNTARY_SWITCHES`].
     pub const INVOLUNTARY_SWITCHES: &str = "involuntary_switches";
@@ -326,7 +329,7 @@ pub mod metric {
     pub const UDP_RX_QUEUE: &str = "rx_queue";
     /// See [`UDP_RX_QUEUE`].
     pub const UDP_TX_QUEUE: &str = "tx_queue";
-    /// Udp, counter: datagrams dropped at it.
+    /// Udp, counter: datagrams that the kernel dropped at the socket.
     pub const UDP_DROPS: &str = "drops";
 
     /// Tcp, gauges (`tcp_info`): smoothed and smallest round-trip time, microseconds.
@@ -344,13 +347,13 @@ pub mod metric {
     pub const TCP_SND_WND: &str = "snd_wnd";
     /// See [`TCP_CWND`].
     pub const TCP_NOTSENT_BYTES: &str = "notsent_bytes";
-    /// Tcp, gauge: bytes per second that the kernel measured lately, and whether the application
-    /// limited it (0, 1).
+    /// Tcp, gauges: the delivery rate that the kernel measured last, in bytes per second, and
+    /// whether the application limited it (0 or 1).
     pub const TCP_DELIVERY_RATE: &str = "delivery_rate";
     /// See [`TCP_DELIVERY_RATE`].
     pub const TCP_APP_LIMITED: &str = "app_limited";
-    /// Tcp, counters: segments sent again and sent at all, bytes sent (again too), acknowledged and
-    /// received.
+    /// Tcp, counters: segments retransmitted; all segments sent; bytes sent (retransmissions
+    /// included), acknowledged and received.
     pub const TCP_RETRANS: &str = "retrans";
     /// See [`TCP_RETRANS`].
     pub const TCP_SEGS_OUT: &str = "segs_out";
@@ -360,23 +363,23 @@ pub mod metric {
     pub const TCP_BYTES_ACKED: &str = "bytes_acked";
     /// See [`TCP_RETRANS`].
     pub const TCP_BYTES_RECEIVED: &str = "bytes_received";
-    /// Tcp, counters: microseconds with data to send, and of these held up by the receiver's
-    /// window, and by the send buffer.
+    /// Tcp, counters: microseconds with data to send; the part of them in which the receiver's
+    /// window, or the send buffer, held up sending.
     pub const TCP_BUSY_US: &str = "busy_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_RWND_LIMITED_US: &str = "rwnd_limited_us";
     /// See [`TCP_BUSY_US`].
     pub const TCP_SNDBUF_LIMITED_US: &str = "sndbuf_limited_us";
-    /// Tcp, counters: times that reordering was seen, duplicates that the receiver reported,
-    /// timeouts.
+    /// Tcp, counters: times that the kernel detected reordering; duplicates that the receiver
+    /// reported (DSACK); retransmission timeouts.
     pub const TCP_REORD_SEEN: &str = "reord_seen";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_DSACK_DUPS: &str = "dsack_dups";
     /// See [`TCP_REORD_SEEN`].
     pub const TCP_TIMEOUTS: &str = "timeouts";
 
-    /// Group, counters (`cpu.stat`): periods, periods in which it was stopped, microseconds for
-    /// which it was.
+    /// Group, counters (`cpu.stat`): quota periods; periods in which the group was throttled;
+    /// microseconds for which it was throttled.
     pub const GROUP_PERIODS: &str = "nr_periods";
     /// See [`GROUP_PERIODS`].
     pub const GROUP_THROTTLED: &str = "nr_throttled";

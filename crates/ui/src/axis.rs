@@ -132,18 +132,19 @@ impl Frame {
         )
     }
 
-    /// Returns the positions of points, merged below visible resolution.
+    /// Returns the positions of points. Points that would look the same in the picture are left
+    /// out.
     pub fn positions(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let placed: Vec<_> = points.iter().map(|(x, y)| self.at(*x, *y)).collect();
         thinned(&placed)
     }
 
-    /// The title above, with the unit at its end.
+    /// Draws the title above the frame, with the unit at its end.
     pub fn title(&self, svg: &mut Svg, title: &str, unit: &str) {
         self.coloured_title(svg, INK, title, unit);
     }
 
-    /// The title in a colour.
+    /// Draws the title in a colour.
     pub fn coloured_title(&self, svg: &mut Svg, colour: Colour, title: &str, unit: &str) {
         let end = width(unit, crate::svg::SIZE);
         let width_left = self.right - self.left - end - 12.0;
@@ -153,7 +154,7 @@ impl Frame {
         svg.text((self.right, at), Anchor::End, FAINT, unit);
     }
 
-    /// The axis on the left, with lines across.
+    /// Draws the axis on the left, with horizontal grid lines.
     pub fn y_axis(&self, svg: &mut Svg, about: usize) {
         for (value, text) in self.y.ticks(about) {
             let (_, y) = self.at(self.x.low, value);
@@ -179,8 +180,8 @@ impl Frame {
     }
 }
 
-/// First, smallest, largest and last point of every column of pixels: looks the same, and is
-/// bounded.
+/// Returns the first, smallest, largest and last point of every column of pixels. The picture looks
+/// the same, and the number of points is bounded.
 pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() < 2 * WIDTH as usize {
         return points.to_vec();

@@ -29,8 +29,8 @@ enum Kind {
     Man,
 }
 
-/// Writes the files from the definition of a program's command line. Hidden commands have no page,
-/// nor have `others`, which another program writes.
+/// Writes the files from the definition of a program's command line. Neither hidden commands nor
+/// the commands in `others`, whose pages another program writes, get a page.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -74,8 +74,8 @@ fn write_pages(directory: &Path, command: &Command) -> io::Result<()> {
         .try_for_each(|subcommand| write_pages(directory, subcommand))
 }
 
-/// Returns the page of a command. Its synopsis is the usage that `--help` shows. The one by
-/// clap_mangen would name all options, without their values.
+/// Returns the page of a command. Its synopsis is the usage that `--help` shows: the synopsis by
+/// clap_mangen names all options, but not their values.
 fn page(command: &Command) -> io::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).render(&mut page)?;

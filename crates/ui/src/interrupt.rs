@@ -25,13 +25,13 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// A flag that nothing sets but [`Interrupt::raise`].
+    /// Creates a flag that only [`Interrupt::raise`] sets.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets SIGINT, SIGTERM and SIGHUP raise this flag for as long as the guard lives.
+    /// Lets SIGINT, SIGTERM and SIGHUP raise this flag until the guard is dropped.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
@@ -62,7 +62,7 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the flag is up.
+    /// Returns whether the flag is raised.
     #[must_use]
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)

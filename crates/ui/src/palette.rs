@@ -1,7 +1,8 @@
 //! The colours of pictures, on a light page and on a dark one.
 //!
-//! A picture names the light ones in its attributes. [`style_rules`] replace them where the page is
-//! dark: a rule beats an attribute. Programs that know no style sheets show the light picture.
+//! The attributes of a picture name its light colours. [`style_rules`] replaces them by the dark
+//! ones on a dark page, because a rule takes precedence over an attribute. Programs that do not
+//! know style sheets show the light colours.
 
 use std::fmt::Write;
 
@@ -28,7 +29,7 @@ pub const LINE: Colour = colour(0xd0d7de, 0x3d444d);
 pub const OWN: Colour = colour(0x0f8b8d, 0x2bb5b0);
 /// A quantity for comparison.
 pub const OTHER: Colour = colour(0x8f9aa6, 0x7d8996);
-/// The yardstick.
+/// Measurements without a tunnel.
 pub const RAW: Colour = colour(0xc8cfd7, 0x4a535e);
 /// A second quantity in the same picture.
 pub const SECOND: Colour = colour(0x2f6fde, 0x79b8ff);
@@ -44,7 +45,7 @@ pub const KINDS: [Colour; 5] = [
 ];
 
 impl Colour {
-    /// The light one, as attributes have it: `#0F8B8D`.
+    /// Returns the light colour as attributes have it: `#0F8B8D`.
     pub fn hex(self) -> String {
         format!("#{:06X}", self.light)
     }

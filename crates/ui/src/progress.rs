@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Progress {
     /// Work done so far, 0 to 1.
     pub fraction: f64,
-    /// The next step, a few words.
+    /// A few words that name the next step.
     pub step: String,
 }
 
@@ -18,7 +18,7 @@ pub struct ProgressBar(indicatif::ProgressBar);
 impl ProgressBar {
     const STEPS: u64 = 1000;
 
-    /// A bar at zero. Starts a thread that keeps it moving.
+    /// Creates a bar at zero, and starts a thread that redraws it.
     #[must_use]
     pub fn new() -> Self {
         // Standard error that is not a terminal is hidden by the library.

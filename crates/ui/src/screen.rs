@@ -164,7 +164,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Returns several lines likewise. They may contain tabs.
+/// Does the same for text of several lines, and also keeps tabs.
 pub fn printable_lines(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c,

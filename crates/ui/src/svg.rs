@@ -55,12 +55,12 @@ pub struct Svg {
 pub type Box4 = [f64; 4];
 
 impl Svg {
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), colour: Colour, width: f64) {
         self.path(&[from, to], colour, width, "");
     }
 
-    /// A line through points; `extra` are further attributes.
+    /// Draws a line through points; `extra` holds further attributes.
     pub fn path(&mut self, points: &[(f64, f64)], colour: Colour, width: f64, extra: &str) {
         if points.len() < 2 {
             return;
@@ -73,7 +73,7 @@ impl Svg {
         );
     }
 
-    /// Straight lines of one colour, as one element.
+    /// Draws straight lines of one colour, as one element.
     pub fn strokes(&mut self, lines: &[[(f64, f64); 2]], colour: Colour, width: f64) {
         let mut data = String::new();
         for line in lines {
@@ -102,7 +102,7 @@ impl Svg {
         self.filled(&closed, colour, opacity);
     }
 
-    /// Fills the area inside of points.
+    /// Fills the polygon whose corners are these points.
     pub fn filled(&mut self, points: &[(f64, f64)], colour: Colour, opacity: f64) {
         let _ = writeln!(
             self.body,
@@ -112,7 +112,7 @@ impl Svg {
         );
     }
 
-    /// A rectangle, and the tooltip where a pointer rests on it.
+    /// Draws a rectangle, with a tooltip for a pointer that rests on it.
     pub fn rectangle(&mut self, at: Box4, colour: Colour, opacity: f64, tooltip: &str) {
         let [x, y, width, height] = at.map(number);
         let _ = write!(
@@ -126,7 +126,7 @@ impl Svg {
         self.end("rect", tooltip);
     }
 
-    /// A dot, and the tooltip where a pointer rests on it.
+    /// Draws a dot, with a tooltip for a pointer that rests on it.
     pub fn dot(&mut self, at: (f64, f64), radius: f64, colour: Colour, tooltip: &str) {
         let (x, y) = (number(at.0), number(at.1));
         let _ = write!(
@@ -149,7 +149,7 @@ impl Svg {
         };
     }
 
-    /// Words, with the foot of their letters at `at`.
+    /// Draws words; `at` is on their baseline.
     pub fn text(&mut self, at: (f64, f64), anchor: Anchor, colour: Colour, text: &str) {
         self.letters(at, anchor, colour, Font::default(), text);
     }
@@ -193,7 +193,7 @@ impl Svg {
         );
     }
 
-    /// Boxes with words, in one row; returns where the row ends.
+    /// Draws boxes with words in one row; returns the horizontal position at which the row ends.
     pub fn legend(&mut self, at: (f64, f64), entries: &[(Colour, &str)]) -> f64 {
         let (mut x, y) = at;
         for (colour, text) in entries {
@@ -204,7 +204,7 @@ impl Svg {
         x
     }
 
-    /// Words that are read from below; `at` is the foot of their first letter.
+    /// Draws words that run upwards; `at` is the foot of their first letter.
     pub fn upright(&mut self, at: (f64, f64), colour: Colour, text: &str) {
         let (x, y) = (number(at.0), number(at.1));
         let _ = writeln!(
@@ -304,12 +304,13 @@ fn unescaped(text: &str) -> String {
     text.replace("&amp;", "&")
 }
 
-/// About how wide words are.
+/// Returns the estimated width of words, in pixels.
 pub fn width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * LETTER * size
 }
 
-/// Words cut to a width, with an ellipsis; nothing where not even that has room.
+/// Returns words cut to a width, with an ellipsis; empty if there is no space even for the
+/// ellipsis.
 pub fn cut(text: &str, room: f64, size: f64) -> String {
     if width(text, size) <= room {
         return text.to_owned();
