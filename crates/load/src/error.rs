@@ -61,7 +61,7 @@ pub enum LoadError {
     Usage(String),
 }
 
-/// Doing something that may fail with an [`io::Error`].
+/// Adds the action that failed to an [`io::Error`].
 pub(crate) trait Doing<T> {
     /// Names the action that failed, as a verb phrase.
     fn doing(self, action: impl Into<String>) -> Result<T>;

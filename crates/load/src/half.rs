@@ -1,8 +1,8 @@
 //! A load between two processes, such as the doctors of two hosts: each has one end of its flow.
 //!
-//! One opens a [`Sink`] and gives its port and a token to the other, in secret; the other
-//! [`reach`]es it. A connection without the token, or from another host, is refused. Then either of
-//! them sends and the other receives.
+//! One process opens a [`Sink`] and gives its port and a token to the other process, in secret; the
+//! other process connects by [`reach`]. A connection without the token, or from another host, is
+//! refused. Then either process sends and the other receives.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -97,7 +97,7 @@ impl Sink {
     /// Waits for the flow that begins with the token, from this host or, if `None`, from any; refuses all others.
     ///
     /// # Errors
-    /// It does not come, or `stop` was raised.
+    /// It does not connect in time, or `stop` was raised.
     pub fn accept(self, from: Option<IpAddr>, token: &Token, stop: &AtomicBool) -> Result<Flow> {
         let until = Instant::now() + PATIENCE;
         let is_it = |address: SocketAddr| {
@@ -134,14 +134,16 @@ impl Sink {
                 }
             }
         }
-        Err(LoadError::Setup("the load's other end did not come".into()))
+        Err(LoadError::Setup(
+            "the other end of the load did not connect in time".into(),
+        ))
     }
 }
 
 /// Connects to a sink.
 ///
 /// # Errors
-/// It is not there, or says something else.
+/// Nothing answers at the address, or another program does.
 pub fn reach(
     transport: Transport,
     to: SocketAddr,
@@ -217,7 +219,7 @@ impl Flow {
     }
 }
 
-/// Whether a connection begins with the token; it is said back.
+/// Whether a connection begins with the token. If so, the token is sent back.
 fn says(mut stream: &TcpStream, token: &Token) -> bool {
     let until = Instant::now() + TOKEN_TIMEOUT;
     let (mut said, mut length) = ([0; 16], 0);

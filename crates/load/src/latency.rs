@@ -18,9 +18,9 @@ use crate::stats::percentile;
 
 /// Payload bytes of an echo request: ping's default.
 const PAYLOAD: usize = 56;
-/// Type, code, checksum, identifier, sequence number.
+/// Bytes of the header: type, code, checksum, identifier, sequence number.
 const HEADER: usize = 8;
-/// A waiting probe looks at its deadline this often.
+/// Interval at which a waiting probe checks its deadline.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Interval between requests below which the prober does not sleep.
@@ -57,13 +57,13 @@ pub struct LatencyReport {
     pub sent: u32,
     /// Answers received in time.
     pub received: u32,
-    /// Shortest.
+    /// Shortest round trip in microseconds.
     pub min_us: f64,
-    /// Mean.
+    /// Mean round trip in microseconds.
     pub mean_us: f64,
-    /// Half are at most this.
+    /// Median round trip in microseconds.
     pub p50_us: f64,
-    /// 99 of 100 are at most this.
+    /// 99th percentile of the round trips in microseconds.
     pub p99_us: f64,
     /// Longest round trip in microseconds.
     pub max_us: f64,
@@ -209,7 +209,8 @@ impl Echo {
             .send_to(&request, &SocketAddr::new(self.target, 0).into())
         {
             Ok(_) => {}
-            // No route, device down, queue full: the same as no answer while a tunnel comes up.
+            // No route, an interface that is down, or a full queue counts as no answer, because a
+            // tunnel may just be starting.
             Err(e) if e.kind() == ErrorKind::PermissionDenied => {
                 return Err(LoadError::io(format!("ping {}", self.target))(e));
             }
@@ -218,7 +219,7 @@ impl Echo {
         let mut buf = [0_u8; 2048];
         while start.elapsed() < timeout {
             interrupt.check()?;
-            // An error here is a time-out, or the path's own answer (unreachable): not the reply,
+            // An error is a timeout, or the path's own answer (unreachable). Neither is the reply,
             // so keep waiting.
             if let Ok(n) = (&self.socket).read(&mut buf) {
                 let elapsed = start.elapsed();
@@ -231,7 +232,7 @@ impl Echo {
     }
 }
 
-/// An echo request.
+/// Builds an echo request.
 fn request(target: IpAddr, id: u16, sequence: u16) -> [u8; HEADER + PAYLOAD] {
     let mut message = [0x55; HEADER + PAYLOAD];
     message[0] = if target.is_ipv4() { 8 } else { 128 };

@@ -1,8 +1,9 @@
 //! The built-in load generator: TCP bulk, UDP flood, web pages, latency, and a load with an offered rate that others watch.
 //!
-//! Both ends run in threads of this process, but for a [`Flow`], which has its other end on another host. Sockets are opened inside their host's namespace and stay there
-//! whichever thread uses them. Everything is bounded in time and looks at the [`Interrupt`] flag.
-//! Rates are what the receiver's application read during the measured window, never what was offered.
+//! Both ends run in threads of this process, except for a [`Flow`], whose other end is on another
+//! host. Sockets are opened inside their host's namespace and stay there whichever thread uses
+//! them. Everything is bounded in time and checks the [`Interrupt`] flag. Rates are those at which
+//! the receiver's application read in the measured window, not the offered ones.
 #![forbid(unsafe_code)]
 
 pub mod counters;
@@ -147,7 +148,7 @@ fn any(target: IpAddr) -> SocketAddr {
     }
 }
 
-/// A blocked call looks at the stop flag this often.
+/// Interval at which a blocked call checks the stop flag.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Bounds how long a call on a socket blocks.
@@ -186,7 +187,7 @@ pub type Probe = fn(&Ends<'_>, &LatencyOptions, &Interrupt) -> Result<LatencyRep
 /// Measures latency while TCP bulk traffic runs.
 ///
 /// # Errors
-/// What the load or the probe reports, or [`LoadError::Interrupted`].
+/// Errors of the load or of the probe; [`LoadError::Interrupted`].
 pub fn loaded_latency(
     ends: &Ends<'_>,
     tcp: &TcpOptions,
@@ -198,7 +199,7 @@ pub fn loaded_latency(
     let options = LatencyOptions {
         count: count.max(1),
         interval,
-        // A lost one takes as long as its time-out, and afterwards there is no load.
+        // A lost request waits for its whole timeout, and the load may have ended by then.
         within: Some(tcp.duration),
         timeout: tcp
             .duration
@@ -220,7 +221,7 @@ pub fn loaded_latency(
     })
 }
 
-/// The result of a scoped thread; a panic in it becomes an error here.
+/// Returns the result of a scoped thread; a panic in it becomes an error.
 pub fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> Result<T> {
     thread.join().map_err(|_| {
         LoadError::Setup("a thread of the load generator panicked: this is a bug".into())

@@ -16,7 +16,7 @@ use socket2::SockRef;
 use crate::error::{Doing, LoadError, Result};
 use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join, time_outs};
 
-/// Bytes per write and read at most.
+/// Maximum number of bytes of one write or read.
 const BLOCK: usize = 128 * 1024;
 /// Amount that an application with an offered rate writes at once, as the time it takes at that
 /// rate.
@@ -25,9 +25,9 @@ const BURST: Duration = Duration::from_millis(1);
 const SMALLEST_BURST: f64 = 1_448.0;
 /// Data not sent within this time is not sent later: the offered rate is never exceeded for longer.
 const CREDIT: Duration = Duration::from_millis(50);
-/// How long the first connections may take.
+/// Maximum time to open the first connections.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long each short connection may take until it counts as failed.
+/// Maximum duration of a short connection; a longer one counts as failed.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of concurrent short connections.
 const FLOW_WORKERS: usize = 8;

@@ -1,6 +1,6 @@
-//! The latency that an application sees: small datagrams at a pace, as of a call or a game, which
-//! the far application sends back. One is sent when its time has come, whether those before it have
-//! been answered or not.
+//! The latency that an application sees: small datagrams at a steady pace, as of a call or a game,
+//! which the far application sends back. Each is sent at its time, whether or not earlier datagrams
+//! have been answered.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -93,12 +93,12 @@ pub fn round_trips(
         datagram[..NUMBER].copy_from_slice(&(sent.len() as u32).to_be_bytes());
         sent.push(Instant::now());
         answered.push(false);
-        // A datagram that the socket does not take is lost, and counted so.
+        // A datagram that the socket refuses counts as lost.
         let _ = socket.send(&datagram);
     }
 }
 
-/// Tells of every answer that comes before `until`: its number, and when it came.
+/// Reports every answer that arrives before `until`: its number, and its time of arrival.
 fn receive_until(
     socket: &UdpSocket,
     until: Instant,
@@ -126,7 +126,7 @@ fn receive_until(
             // A foreign datagram: its length differs.
             Ok(_) => {}
             Err(e) if is_timeout(&e) => {}
-            // An ICMP error about an earlier one.
+            // An ICMP error about an earlier datagram.
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
             Err(e) => return Err(LoadError::io("receive an echoed datagram")(e)),
         }

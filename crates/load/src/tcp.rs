@@ -32,7 +32,7 @@ const DRAIN: Duration = Duration::from_millis(300);
 /// Time for which readers wait with verification: data in flight can be megabytes per stream on a
 /// slow path.
 const DRAIN_VERIFY: Duration = Duration::from_secs(10);
-/// More streams than this are refused: two threads each.
+/// Maximum number of streams. Each takes two threads.
 const MAX_STREAMS: usize = 1024;
 
 /// Direction of the bytes.
@@ -115,8 +115,8 @@ pub struct TcpReport {
     pub cpu_seconds_per_gbit: Option<f64>,
     /// Segments sent again by either host's kernel, warm-up included.
     pub retransmitted_segments: u64,
-    /// Their share of all segments with data, warm-up included; `None` if the kernel does not
-    /// report the size of a segment.
+    /// Share of retransmitted segments among all segments with data, warm-up included; `None` if
+    /// the kernel does not report the size of a segment.
     #[serde(default)]
     pub retransmitted_share: Option<f64>,
     /// The first stream's congestion window at the end, in bytes; `None` if the kernel does not
@@ -154,7 +154,7 @@ struct Stream {
 pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) -> Result<TcpReport> {
     if options.streams == 0 || options.streams > MAX_STREAMS {
         return Err(LoadError::Usage(format!(
-            "{} TCP streams: 1 to {MAX_STREAMS} are possible",
+            "cannot open {} TCP streams: use 1 to {MAX_STREAMS}",
             options.streams
         )));
     }
@@ -263,7 +263,7 @@ fn send_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
                 from += n;
             }
             Err(e) if is_timeout(&e) => {}
-            // The far end gave up first, and says why.
+            // The far end has closed the connection, and reports the reason itself.
             Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
                 break;
             }
@@ -429,7 +429,7 @@ fn measure(
     let end = samples[0].at + options.duration;
     loop {
         let next = samples[samples.len() - 1].at + options.interval;
-        // No crumb of an interval at the end.
+        // A short rest at the end is part of the last interval.
         let next = if next + options.interval / 2 > end {
             end
         } else {

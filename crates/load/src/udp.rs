@@ -3,8 +3,8 @@
 //!
 //! A datagram is its sequence number (8 bytes, big endian), the run's seed (8 bytes) and the seeded
 //! [`Pattern`]. The receiver keeps one bit per number, so that each datagram is counted exactly
-//! once: new (RFC 7680 loss is what never was), a duplicate (RFC 5560), or reordered (RFC 4737,
-//! section 3: smaller than the next expected number).
+//! once: new, a duplicate (RFC 5560), or reordered (RFC 4737, section 3: smaller than the next
+//! expected number). A number that never arrives is lost (RFC 7680).
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -37,14 +37,14 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 const REST: Duration = Duration::from_micros(50);
 /// Maximum time until the sender receives the request of a receiver.
 const INTRODUCTION: Duration = Duration::from_secs(5);
-/// This long without a datagram: the path has run dry, and once the sender has stopped no more will
-/// come.
+/// Time without a datagram after which the path counts as empty: once the sender has stopped, no
+/// datagram follows.
 const QUIET: Duration = Duration::from_millis(200);
 
 /// Options of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpOptions {
-    /// Direction: one of both.
+    /// Direction of the datagrams; not [`Direction::Both`].
     pub direction: Direction,
     /// Payload bytes per datagram, 16 to 65507.
     pub datagram: usize,
@@ -134,7 +134,7 @@ impl Counter {
     }
 }
 
-/// Which numbers have arrived.
+/// The numbers that have arrived.
 #[derive(Debug, Default)]
 struct Arrivals {
     seen: Vec<u64>,
@@ -145,7 +145,8 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// Notes the arrival of `number`, below [`MAX_COUNT`]; whether it is the first of its number.
+    /// Notes the arrival of `number`, below [`MAX_COUNT`]; returns whether it is the first with
+    /// this number.
     fn note(&mut self, number: u64) -> bool {
         let (word, bit) = ((number / 64) as usize, 1_u64 << (number % 64));
         if word >= self.seen.len() {
@@ -177,7 +178,7 @@ pub fn udp_flood(
 ) -> Result<UdpReport> {
     if !(HEADER..=MAX_DATAGRAM).contains(&options.datagram) {
         return Err(LoadError::Usage(format!(
-            "UDP datagrams of {} bytes: {HEADER} to {MAX_DATAGRAM} are possible",
+            "cannot send UDP datagrams of {} bytes: use {HEADER} to {MAX_DATAGRAM}",
             options.datagram
         )));
     }
@@ -249,7 +250,9 @@ fn open(
             (server, client)
         }
         Direction::Both => {
-            return Err(LoadError::Usage("a UDP flood goes one way".into()));
+            return Err(LoadError::Usage(
+                "a UDP flood has one direction: use forward or reverse".into(),
+            ));
         }
     };
     set_receive_buffer(&receiver, options)?;

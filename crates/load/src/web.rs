@@ -30,7 +30,7 @@ const OBJECTS: [u64; 24] = [
 const MOST: u64 = 1 << 20;
 /// Bytes per read and write.
 const BLOCK: usize = 64 * 1024;
-/// How long a page may take until it counts as failed.
+/// Maximum time of a page; a page that takes longer counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which a blocked call checks the stop flag.
 const IO_TIMEOUT: Duration = Duration::from_millis(50);

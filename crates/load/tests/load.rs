@@ -93,7 +93,8 @@ fn the_round_trip_is_that_of_the_senders_kernel() {
             ..short()
         };
         let report = tcp_bulk(&loopback(&host, V4), &options, &Interrupt::new()).expect("load");
-        // There is no distance, and a receiver would have no estimate: 0.
+        // The loopback has no distance, so the time is short. A receiver has no estimate, and would
+        // report 0.
         let time = report.round_trip_us.expect("Linux has it");
         assert!(time > 0.0 && time < 10e6, "{report:?}");
     }
