@@ -151,8 +151,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has
-    /// no
-    /// networks.
+    /// no networks.
     pub fn new(options: Options) -> Result<Server, ServerError> {
         if options.store.networks()?.is_none() {
             return Err(StoreError::NoNetworks.into());

@@ -270,8 +270,8 @@ impl Store {
         }
     }
 
-    /// Changes the state within one transaction. The work may run more than once, of which one run
-    /// counts, and on another thread.
+    /// Changes the state within one transaction. The work may run more than once and on another
+    /// thread; the effect of only one run is kept.
     fn change<T: Send + 'static>(
         &self,
         work: impl Fn(&mut Mesh) -> Result<T, StoreError> + Send + 'static,

@@ -279,8 +279,8 @@ mod tests {
     use super::*;
     use tokio::net::{TcpListener, TcpSocket};
 
-    /// Returns a function that connects from an address, to a server with this number of slots, two
-    /// of each source.
+    /// Returns a function that connects from an address to a server with `slots` slots, two of them
+    /// for each source.
     async fn connections(
         slots: usize,
     ) -> impl AsyncFn([u8; 4]) -> (TcpStream, io::Result<AdmittedService<()>>) {
@@ -307,7 +307,7 @@ mod tests {
         let from = [127, 0, 0, 1];
         let (_client, first) = connect(from).await;
         let admitted = first.expect("a slot");
-        // The handshake and the requests of one connection share a slot.
+        // The handshake and the requests of one connection have the same slot.
         let shared = admitted.clone();
         let (_client, second) = connect(from).await;
         assert!(second.is_err());

@@ -2,10 +2,10 @@
 //!
 //! An answer may have 8 MiB, and its client may not read it. Each answer counts against its member,
 //! its source, and the total, from before it is made until the connection has taken all of it. When
-//! one of these is used up, a member still has a share of its own ([`SHARE`]): others behind its
-//! address that read nothing cannot keep it from its answers, which then come in short parts. The
-//! connection's own buffers stay small. Each member also has a long-term rate of bytes. Rows that
-//! were examined and not sent count, too.
+//! one of these limits is reached, a member still has a share of its own ([`SHARE`]): its answers
+//! then come in short parts, but other members at the same address that read nothing cannot block
+//! them. The connection's own buffers stay small. Each member also has a long-term rate of bytes.
+//! Rows that were examined and not sent count, too.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -32,19 +32,19 @@ const MEMBER_UNITS: usize = 3 * MAX_UNITS as usize;
 const SOURCE_UNITS: usize = 8 * MAX_UNITS as usize;
 /// Maximum units of all members.
 const TOTAL_UNITS: usize = 32 * MAX_UNITS as usize;
-/// Maximum bytes of the answers of one member for which nothing else counts. It holds the longest
-/// policy, and some hundred members beside it.
+/// Maximum bytes of unread answers of one member that are allowed even if the other limits are
+/// reached. The longest policy fits, and some hundred members beside it.
 const SHARE: usize = 512 << 10;
-/// Maximum time for which an answer waits until the member has read its others.
+/// Maximum time for which an answer waits until the member has read its earlier answers.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Bytes that the connection takes at a time.
 const CHUNK: usize = 16 << 10;
 /// Long-term rate of one member, in bytes per second. In a mesh of 1,000 members that changes 100
-/// times a second, a member receives a thirtieth of it.
+/// times a second, a member receives a thirtieth of this rate.
 const RATE: usize = 1 << 20;
 /// Bytes that an examined row (a member or a removal) counts as.
 const ROW_BYTES: usize = 64;
-/// Burst of one member: all members of a mesh of 100,000, twice.
+/// Burst of one member, as a time at [`RATE`]: enough for all members of a mesh of 100,000, twice.
 const BURST: Duration = Duration::from_secs(64);
 
 /// Counters of answers.
@@ -64,7 +64,7 @@ struct MemberUsage {
     unread: Arc<Semaphore>,
     /// Answers within [`SHARE`].
     unread_share: Arc<Semaphore>,
-    /// When the answers so far are paid for at [`RATE`].
+    /// Time at which the answers so far have been paid for at [`RATE`].
     paid_until: Instant,
 }
 
@@ -147,7 +147,7 @@ impl Answers {
 }
 
 impl Reservation {
-    /// Releases what an answer of this many bytes does not need.
+    /// Releases the memory that an answer of this many bytes does not need.
     pub fn shrink(&mut self, bytes: usize) {
         let units = bytes.div_ceil(UNIT);
         for permit in &mut self.permits {
@@ -178,8 +178,8 @@ mod tests {
         IpAddr::from([192, 0, 2, n])
     }
 
-    /// Reserves for the next answer of a member behind an address; returns its maximum bytes, if
-    /// any.
+    /// Reserves memory for the next answer of a member behind an address; returns the maximum bytes
+    /// of the answer, or `None` if it is refused.
     async fn reserve(
         answers: &Answers,
         member: i64,
@@ -236,7 +236,7 @@ mod tests {
         for n in 3..15 {
             assert_eq!(reserve(&answers, n, 1, &mut unread).await, Some(SHARE));
         }
-        // And others everywhere use up the total.
+        // Members of other sources use up the total.
         for n in 15..39 {
             let address = 1 + (n / 8) as u8;
             let bytes = reserve(&answers, n, address, &mut unread).await;

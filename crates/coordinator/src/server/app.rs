@@ -36,7 +36,7 @@ const DELAY_PER_WAITER: Duration = Duration::from_micros(200);
 /// Maximum delay from a change to the answers that report it.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// Maximum number of callers that one member is notified of together.
+/// Maximum number of callers that are reported to one member at once.
 const MAX_CALLERS: usize = 64;
 /// Maximum number of open requests of one member, until their answers are read. A member has one,
 /// and a few more after its connections broke.
@@ -66,7 +66,7 @@ pub(super) struct App {
     /// Notified by the store when something has changed.
     store_changed: Arc<Notify>,
     progress: watch::Sender<Progress>,
-    /// Members that wait for changes, or have been called since they did.
+    /// Members that wait for changes, or that were called since their last request.
     subscribers: Mutex<HashMap<MemberId, Arc<Subscriber>>>,
 }
 
@@ -130,9 +130,10 @@ impl App {
         }
     }
 
-    /// Returns the epoch: revisions of different epochs cannot be compared, as after a restore from
-    /// a backup. It is one of this process, or of all that share the store. It may change at any
-    /// time; reads that start after this call are of this epoch or a later one.
+    /// Returns the epoch. Revisions of different epochs, such as before and after a restore from a
+    /// backup, cannot be compared. An epoch belongs to this process, or to all that share the
+    /// store. It may change at any time; reads that start after this call are of this epoch or a
+    /// later one.
     pub fn epoch(&self) -> u64 {
         self.store.epoch().unwrap_or(self.own_epoch)
     }

@@ -101,8 +101,8 @@ pub(super) enum RequestKind {
     Poll,
 }
 
-/// Failures by source: the generic cell rate algorithm, as in governor. Unlike governor, this
-/// counts an attempt once its outcome is known.
+/// Failures by source, by the generic cell rate algorithm as in governor. Unlike governor, this
+/// table counts an attempt only once its outcome is known.
 #[derive(Default)]
 struct Failures(Mutex<HashMap<Source, SourceFailures>>);
 
@@ -115,7 +115,7 @@ struct SourceFailures {
 }
 
 impl SourceFailures {
-    /// Returns the same if all open attempts fail.
+    /// Returns the next arrival time if all open attempts fail.
     fn if_all_fail(&self, now: Instant) -> Instant {
         now.max(self.next_arrival) + RETRY_AFTER * self.open_attempts
     }
@@ -219,8 +219,8 @@ impl Limits {
         self.members[kind as usize].check_key(&member).is_ok()
     }
 
-    /// Counts a connection; returns whether its source may have it. When the table is full, all
-    /// sources may, within the number of slots.
+    /// Counts a connection; returns whether its source may have it. When the table is full, every
+    /// source may have connections, within the number of slots.
     pub fn may_connect(&self, from: IpAddr) -> bool {
         let source = Source::of(from);
         self.connections.len() >= MAX_SOURCES || self.connections.check_key(&source).is_ok()

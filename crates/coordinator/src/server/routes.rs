@@ -354,7 +354,7 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
             return Err(Refused::malformed(message).with_status(StatusCode::PAYLOAD_TOO_LARGE));
         }
         Err(_) => {
-            return Err(Refused::malformed("the request did not come in time")
+            return Err(Refused::malformed("the request did not arrive in time")
                 .with_status(StatusCode::REQUEST_TIMEOUT));
         }
     };

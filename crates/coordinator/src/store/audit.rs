@@ -82,7 +82,7 @@ impl Store {
             let changes = mesh.audit.by_terms(..).rev().map(|logged| &logged.entry);
             let refused = mesh.refused.by_terms(..).rev().map(|logged| &logged.entry);
             let mut all: Vec<&AuditEntry> = changes.chain(refused).collect();
-            // Stable: of the same time, refused joins are last.
+            // The sort is stable: among entries of the same second, refused joins are last.
             all.sort_by_key(|entry| Reverse(entry.time));
             all.truncate(limit as usize);
             Ok(all.into_iter().cloned().collect())
@@ -90,7 +90,8 @@ impl Store {
     }
 
     /// Records that a host was refused under the name that it requested. The newest 1,000 entries
-    /// are kept. Each coordinator of a shared mesh has its own, for as long as it runs.
+    /// are kept. Each coordinator of a shared mesh has its own log of refused joins, for as long as
+    /// it runs.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
@@ -108,7 +109,7 @@ pub(super) fn record(
     subject: &str,
     by: &Actor,
 ) -> Result<(), StoreError> {
-    // The commands of operators print what they do.
+    // Only changes by hosts are logged: commands of operators print their changes themselves.
     if let Actor::Host(address) = by {
         info!(target: "coordinator", member = subject, %address, "{change}");
     }

@@ -51,7 +51,7 @@ impl DeviceInfo {
     }
 }
 
-/// A device as stored.
+/// A device, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredDevice {
     name: Name,
@@ -121,7 +121,7 @@ impl Store {
         if wanted.len() < reported.devices.len() {
             return Err(StoreError::OutOfBounds("two devices have the same name"));
         }
-        // Gateways repeat their report; mostly it has not changed.
+        // Gateways repeat their report, which has not changed in most cases.
         if self.read(|mesh| Ok(reported_by(member(mesh, id)?) == wanted))? {
             return Ok(false);
         }
@@ -220,7 +220,7 @@ impl Store {
             }
             free(mesh, &gateway, [&own])?;
             let (number, former_tags) = take_over(mesh, &from)?;
-            // The former gateway may be the same.
+            // The former gateway may be the same; find the row again.
             let (gateway, at) = find(mesh, &name)?;
             let mut devices = gateway.devices.clone();
             let tags = tags.clone().or(former_tags);

@@ -184,7 +184,7 @@ pub enum StoreError {
         found: Option<u64>,
     },
     /// The settings for etcd are invalid.
-    #[error("etcd: {0}")]
+    #[error("invalid settings for etcd: {0}")]
     EtcdSettings(String),
     /// A file that the settings for etcd name cannot be read.
     #[error("cannot read {}: {source}", path.display())]

@@ -137,7 +137,7 @@ pub(super) mod testing {
     }
 
     /// Makes a member poll `one`, then `two`, then neither. Returns the results of `observe` after
-    /// it has left `one` and after it has left `two`.
+    /// the member has left `one`, and after it has left `two`.
     pub fn move_member<T>(settings: &Etcd, member: i64, observe: impl Fn() -> T) -> [T; 2] {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");

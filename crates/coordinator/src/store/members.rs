@@ -44,8 +44,9 @@ pub struct MemberInfo {
     pub devices: Vec<DeviceInfo>,
     /// Time of joining, in seconds since 1970.
     pub joined: u64,
-    /// Time of its latest activity, in seconds since 1970; up to a minute early. While it polls a
-    /// `coordinator` that shares the mesh, the time at which it began to.
+    /// Time of its latest activity, in seconds since 1970; up to a minute early. While the member
+    /// polls a `coordinator` that shares the mesh, this is the time at which it began to poll
+    /// there.
     pub seen: u64,
     /// Address of the coordinator that it polls now; `None` if it polls none, or if that is
     /// unknown, as for a mesh with one coordinator.
@@ -126,7 +127,7 @@ impl Store {
         now: u64,
     ) -> Result<bool, StoreError> {
         let public_key = Bytes::from(key);
-        // Members send their key at each start; mostly it has not changed.
+        // Members send their key at each start; in most cases it has not changed.
         if self.read(|mesh| Ok(member(mesh, id)?.public_key == public_key))? {
             return Ok(false);
         }
@@ -162,8 +163,8 @@ impl Store {
         })
     }
 
-    /// Records the activity of a member, at most once a minute; with a shared mesh, that it polls
-    /// here.
+    /// Records the activity of a member, at most once a minute. For a shared mesh, records that the
+    /// member polls this coordinator.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
@@ -179,8 +180,8 @@ impl Store {
         self.change_local(|mesh| record_seen(mesh, id, now))
     }
 
-    /// Returns the key of a member, and the id of the member with another key; `None` if there is
-    /// none that the first may talk to.
+    /// Returns the key of a member, and the id of the member with another key; `None` in place of
+    /// both if no member that the first may talk to has that key.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`] if the first is no member; [`StoreError::Sqlite`].
@@ -283,14 +284,14 @@ fn with_credential(mesh: &Mesh, credential: &Digest) -> Option<MemberId> {
     Some(MemberId(row.id))
 }
 
-/// Keeps a member as it was until a revision. `id`: see [`Former::member`].
+/// Keeps a copy of a member as it was until a revision. `id`: see [`Former::member`].
 pub(super) fn keep_former(
     mesh: &mut Mesh,
     row: &MemberRow,
     revision: u64,
     id: i64,
 ) -> Result<(), StoreError> {
-    // Nobody has received the others.
+    // Other members never received unapproved devices.
     let approved = row.devices.iter().filter(|device| device.is_approved());
     mesh.put(Former {
         revision,

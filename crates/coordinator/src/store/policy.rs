@@ -86,15 +86,16 @@ impl Store {
     }
 }
 
-/// Maximum number of policies in the history. A member that polls knows the latest one or the one
-/// before it, unless it was away.
+/// Maximum number of policies in the history. A member that polls knows the latest policy or the
+/// one before it, unless the member was away.
 const MAX_HISTORY: usize = 4;
 
-/// The latest policies. The difference between two consecutive ones decides what members receive.
+/// The latest policies. The difference between two consecutive policies decides what members
+/// receive.
 #[derive(Debug, Default)]
 pub(super) struct PolicyHistory(Mutex<VecDeque<PastPolicy>>);
 
-/// A policy, and the revisions from its own to the latest one at which it was seen in force.
+/// A policy, and the revisions at which it is known to have been in force.
 #[derive(Debug)]
 struct PastPolicy {
     policy: Arc<Policy>,

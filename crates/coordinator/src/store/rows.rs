@@ -226,7 +226,7 @@ impl PolicyRow {
     pub fn policy(&self) -> Result<Arc<Policy>, StoreError> {
         if self.parsed.get().is_none() {
             let policy = Policy::parse(&self.text).map_err(|_| StoreError::Corrupt("policy"))?;
-            // Unless another thread did so.
+            // Another thread may have stored the same policy meanwhile.
             let _ = self.parsed.set(Arc::new(policy));
         }
         self.parsed.get().cloned().ok_or(StoreError::Interrupted)
@@ -276,7 +276,7 @@ pub(super) struct MemberRow {
 pub(super) struct Former {
     /// Revision of the change that ended the membership.
     pub revision: u64,
-    /// The id of the member if it has the key still; otherwise 0.
+    /// The id of the member if it still has the key; otherwise 0.
     pub member: i64,
     pub public_key: Bytes,
     /// Name and tags; `None`: unknown, so all members receive the removal.
@@ -292,8 +292,8 @@ pub(super) struct Freed {
     /// Revision since which it is free.
     pub since: u64,
     pub number: u32,
-    /// The device that had it last, so that it keeps the number at another gateway; `None`: a
-    /// member had it.
+    /// The device that had the number last, so that the device keeps it at another gateway; `None`:
+    /// a member had it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<FormerDevice>,
 }
@@ -361,7 +361,7 @@ impl Mesh {
         let mut mesh = Mesh::default();
         for (key, row) in rows {
             mesh.set(&key, row.as_deref())?;
-            // A large mesh would need its memory once more.
+            // The journal of a large mesh would need as much memory as the mesh.
             mesh.journal.clear();
         }
         Ok(mesh)

@@ -393,7 +393,7 @@ fn a_file_of_tables_keeps_all_its_rows() {
         .collect();
     assert_eq!(changes, [(51, "refused"), (50, "joined")]);
     let changes = store.changes(3, MemberId(6)).expect("changes");
-    // Its own tags have changed at the revision 6.
+    // The tags of the member itself have changed at revision 6.
     assert!(changes.whole);
     let changes = store.read(|mesh| {
         let former: Vec<_> = mesh.former.all().map(|row| row.revision).collect();

@@ -137,8 +137,8 @@ impl Store {
         })
     }
 
-    /// Withdraws a token; members that it admitted stay. New devices behind them need approval. Returns whether there was a token that had
-    /// not been withdrawn before.
+    /// Withdraws a token. Members that it admitted stay; new devices behind them need approval.
+    /// Returns whether there was a token that had not been withdrawn before.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].

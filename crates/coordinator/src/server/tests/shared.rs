@@ -108,7 +108,7 @@ async fn attempts_while_etcd_is_unavailable_are_limited_and_not_counted() {
             other => assert_eq!(other, Reason::Unavailable),
         }
     }
-    // Two of each source's twelve.
+    // Two of the twelve attempts of each of the four sources are refused.
     assert_eq!(too_many, 8);
     // Attempts that etcd did not answer are not failures; those that it answers are.
     block_in_place(|| set(&proxies, Fate::Open));

@@ -180,7 +180,7 @@ pub(super) struct Writer {
     /// Id of this coordinator in etcd.
     pub id: u64,
     advertise: Option<RelayAddress>,
-    /// 0: none.
+    /// 0: no lease.
     lease: i64,
     renewed: Instant,
     /// The address of this coordinator is written under the lease.
@@ -304,8 +304,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the time of a member's latest poll, unless it has been removed, which deletes the
-    /// key.
+    /// Writes the time of a member's latest poll, unless the member has been removed: its removal
+    /// deletes the key.
     fn write_seen(&self, id: i64, at: u64) -> RequestOp {
         let row = format!("{}/state/rows/member/{id}", self.prefix);
         let is_member = Compare::exists(row.into_bytes());

@@ -1,7 +1,8 @@
 //! The messages of etcd's API that are used here, numbered as in
-//! etcd.io/docs/v3.4/dev-guide/api_reference_v3. Unused fields are omitted; decoders skip them. `i64`
-//! stands for messages whose only field is a number, numbered 1: a lease's request by its lifetime in
-//! seconds, or by its id. `()` stands for responses whose fields are unused.
+//! etcd.io/docs/v3.4/dev-guide/api_reference_v3. Unused fields are omitted; decoders skip them.
+//! `i64` stands for messages whose only field is a number with the tag 1: the request of a lease
+//! with its lifetime in seconds, or of its revocation or renewal with its id. `()` stands for
+//! responses whose fields are unused.
 
 use prost::{Message, Oneof};
 
@@ -116,7 +117,7 @@ pub enum Request {
     Txn(TxnRequest),
 }
 
-/// Returns a put operation under a lease; 0: no lease.
+/// Returns a put operation under a lease; `lease` is 0 for none.
 pub fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
     RequestOp {
         request: Some(Request::Put(PutRequest { key, value, lease })),
@@ -155,7 +156,8 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// Requires that a key was last changed at a revision; 0: it does not exist.
+    /// Requires that a key was last changed at a revision; `revision` is 0 if the key must not
+    /// exist.
     pub fn is_at(key: Vec<u8>, revision: i64) -> Compare {
         Compare {
             target: target::MOD,

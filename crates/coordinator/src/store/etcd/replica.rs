@@ -97,7 +97,7 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 struct State {
     /// Revision of etcd up to which the rows are applied; 0: none.
     applied: i64,
-    /// Number of loads. Constant as long as there is a link.
+    /// Number of times that everything was loaded. Constant as long as there is a link.
     loads: u64,
     /// The connection in use.
     link: Option<Link>,
@@ -106,7 +106,7 @@ struct State {
     /// Revision and change number of every head after `since`.
     heads: VecDeque<(i64, u64)>,
     since: i64,
-    /// Number of the change that is being proposed here.
+    /// Number of the change that this coordinator is proposing.
     own: Option<u64>,
     /// Number of changes by others.
     foreign: i64,
@@ -207,7 +207,8 @@ impl Replica {
             });
         }
         if found.is_none() {
-            // Unless another coordinator writes one.
+            // Another coordinator may write a mesh at the same time; then this proposal has no
+            // effect.
             let deadline = Instant::now() + TIMEOUT;
             let (key, number) = (replica.key("mesh"), random()?.to_string());
             let txn = TxnRequest {
@@ -257,7 +258,7 @@ impl Replica {
         &self.shared.live
     }
 
-    /// Returns the values of all keys under `present` or `seen`, by members.
+    /// Returns the values of all keys under `folder` (`present` or `seen`), by member.
     pub fn member_values(&self, folder: &str) -> Result<BTreeMap<i64, String>, StoreError> {
         let prefix = format!("{}/{folder}/", self.shared.settings.prefix);
         self.check()?;
@@ -281,7 +282,8 @@ impl Replica {
         Ok(found.kvs)
     }
 
-    /// Sends a request and waits; [`Fault::Refused`] also if it was never sent.
+    /// Sends a request and waits for its response. Returns [`Fault::Refused`] also if it was never
+    /// sent.
     fn ask<T, F>(&self, until: Instant, request: impl FnOnce(Connection) -> F) -> Result<T, Fault>
     where
         T: Send + 'static,
@@ -291,7 +293,7 @@ impl Replica {
         response.ok_or_else(|| Fault::Refused(self.why_away()))
     }
 
-    /// Likewise, but only if the state then meets a condition; otherwise returns `None`.
+    /// Sends a request only if the state then meets a condition; otherwise returns `None`.
     fn ask_if<T, F>(
         &self,
         until: Instant,

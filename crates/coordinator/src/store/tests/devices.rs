@@ -25,7 +25,7 @@ fn report(mesh: &Mesh, id: MemberId, words: &str) -> bool {
     reported.expect("reported")
 }
 
-/// Approves a device as the one that was `from`, with the tags of that.
+/// Approves the device `to` as the former device `from`, with the tags of `from`.
 fn move_device(mesh: &Mesh, from: &str, to: &str) -> Result<(), String> {
     let (from, to) = (full(from), full(to));
     let moved = mesh.store.move_device((&from, &to), None, &operator(), NOW);
@@ -62,7 +62,7 @@ fn revision(mesh: &Mesh) -> u64 {
     mesh.store.revision().expect("queried")
 }
 
-/// The names of the devices in an answer, each with that of its gateway.
+/// Returns the names of the devices in an answer, each with the name of its gateway.
 fn devices(changes: &Changes) -> Vec<String> {
     let members = changes.members.iter();
     let devices = members.flat_map(|member| {
@@ -93,7 +93,7 @@ fn a_reported_device_waits_for_approval() {
     let before = revision(&mesh);
     assert!(report(&mesh, gateway, "printer plc"));
     assert!(!report(&mesh, gateway, "plc printer"), "the same again");
-    // Nobody learns of it, the gateway included.
+    // No member receives the pending device, not even its gateway.
     assert_eq!(revision(&mesh), before);
     assert_eq!(devices(&whole(&mesh, laptop)), [""; 0]);
     assert_eq!(whole(&mesh, gateway).own_devices, []);
@@ -140,7 +140,7 @@ fn a_device_that_is_no_longer_reported_is_gone() {
     let before = revision(&mesh);
     assert!(report(&mesh, gateway, "plc"));
     assert_eq!(devices(&since(&mesh, before, laptop)), ["plc.site-a"]);
-    // It returns as a new one: not approved, and with another address.
+    // A device that returns is new: not approved, and with another address.
     report(&mesh, gateway, "plc printer");
     assert_eq!(devices(&whole(&mesh, laptop)), ["plc.site-a"]);
     approve(&mesh, "printer.site-a", None);
@@ -209,7 +209,7 @@ fn a_device_is_seen_by_those_that_may_talk_to_it() {
     };
     assert!(called(laptop, 1) && called(gateway, 3) && called(other, 1));
     assert!(!called(guest, 1));
-    // Other tags take the device away from those that saw it.
+    // With other tags, members that saw the device no longer see it.
     let before = revision(&mesh);
     let tagged = |words: &str| {
         let tags = names(words);
@@ -241,7 +241,7 @@ fn a_trusted_token_approves_devices_with_the_tags_of_their_gateway() {
     report(&mesh, gateway, "printer plc");
     let tags: Vec<_> = own(&mesh).into_iter().map(|device| device.tags).collect();
     assert_eq!(tags, [names("lab"), names("prints")]);
-    // The gateway could have a revoked one approved again by two reports.
+    // The gateway could have a revoked device approved again by two reports.
     let revoke = || {
         mesh.store
             .revoke_device(&full("plc.site-a"), &operator(), NOW)

@@ -130,7 +130,7 @@ fn addresses_given_after_the_backup_are_reused_last() {
         let folder = tempfile::tempdir().expect("a folder");
         let backup = folder.path().join("backup");
         cluster.snapshot(&backup).expect("saved");
-        // One is still in use, and one was for a while.
+        // One of the two lowest free numbers is in use now, and the other was for a while.
         assert_eq!(joins(7).number, 3);
         assert_eq!(joins(8).number, 1);
         leaves(8);

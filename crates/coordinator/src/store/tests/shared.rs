@@ -346,7 +346,7 @@ fn refused_writes_are_repeated_slowly() {
             "it says so at once"
         );
         assert_eq!(store.authenticate(&digest_of(1)).expect("known"), a);
-        // This is written as well.
+        // The replica writes this as well.
         store.touch(a, NOW).expect("recorded");
         let count_bytes = || -> u64 {
             proxies
@@ -426,8 +426,8 @@ fn concurrent_refusals_share_a_request() {
                 });
             }
         });
-        // One that started before some of the calls, one for all others, and possibly another one
-        // for threads that started late.
+        // One request started before some of the calls, one serves all others, and there may be
+        // another one for threads that started late.
         let requests = ranges() - before;
         assert!((1.0..=4.0).contains(&requests), "{requests}");
     });
@@ -505,7 +505,7 @@ fn another_mesh_has_another_epoch_and_a_missing_one_is_an_error() {
 
         remove(&settings, &mesh);
         soon("it is ignored", &|| store.networks().is_err());
-        // It has loaded again by then.
+        // The replica has loaded again by then.
         thread::sleep(Duration::from_secs(6));
         let error = store.networks().expect_err("no mesh");
         assert!(error.to_string().contains("/mesh"), "{error}");

@@ -1,10 +1,10 @@
 //! Changes of rows.
 //!
-//! A change ([`Replica::change`]) runs on the copy, together with others that wait, and is rolled
-//! back. Its effect on the rows is proposed to etcd. A proposal succeeds only if the head is still
-//! the one that it was decided on; of two concurrent proposals, one is decided again. A proposal
-//! whose response is lost can therefore be sent again: it succeeds at most once, and the number in
-//! the next head shows whose it was.
+//! A change ([`Replica::change`]) runs on the copy, together with other waiting changes, and is
+//! rolled back. Its effect on the rows is proposed to etcd. A proposal succeeds only if the head is
+//! still the one on which the change was decided; of two concurrent proposals, one is decided
+//! again. A proposal whose response is lost can therefore be sent again: it succeeds at most once,
+//! and the number in the next head shows whose proposal succeeded.
 
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,7 @@ pub(super) struct Base {
 /// The effect of changes on the rows.
 pub(super) struct Proposal {
     pub rows: Rows,
-    /// State that they ran on.
+    /// State on which the changes ran.
     pub base: Base,
     /// Number of changes that were run.
     works: usize,
@@ -123,7 +123,7 @@ impl Replica {
         }
     }
 
-    /// Takes the oldest jobs.
+    /// Takes the oldest jobs, at most [`MAX_JOBS`].
     fn next_jobs(&self) -> Vec<Job> {
         let mut jobs = lock(&self.jobs);
         let count = jobs.len().min(MAX_JOBS);
@@ -245,7 +245,7 @@ impl Replica {
         let mut lost = false;
         loop {
             let request = txn.clone();
-            // The state that it was decided on may be gone, even if revisions match.
+            // The state on which the change was decided may be gone, even if revisions match.
             let is_current = |state: &State| state.loads == base.loads;
             match self.ask_if(deadline, is_current, |link| async move {
                 link.txn(request).await
@@ -289,7 +289,7 @@ impl Replica {
     /// Waits until the copy has all changes that others have made so far. Concurrent callers share
     /// one request, because unauthenticated hosts may cause any number of calls.
     pub fn catch_up(&self) -> Result<(), StoreError> {
-        // Otherwise each call would wait for the timeout.
+        // Without this check, each call would wait for the timeout.
         if self.state().is_away {
             return Err(self.away());
         }
@@ -304,7 +304,8 @@ impl Replica {
         done.map(drop)
     }
 
-    /// Waits for the head at some moment after the call; returns its revision.
+    /// Waits until the copy has a head that etcd had after the start of the call; returns its
+    /// revision.
     fn catch_up_by(&self, deadline: Instant) -> Result<i64, StoreError> {
         loop {
             match self.range(RangeRequest::key(self.key("head")), deadline) {

@@ -1,8 +1,8 @@
 //! Import of a whole mesh into etcd, which others see completely or not at all.
 //!
 //! An import takes many proposals. All but the last have a head with the schema [`UNFINISHED`], and
-//! coordinators that read it refuse requests. Each requires the head of the one before, so two
-//! concurrent imports cannot mix. An interrupted import is replaced by the next one.
+//! coordinators that read it refuse requests. Each proposal requires the head of the one before, so
+//! two concurrent imports cannot mix. An interrupted import is replaced by the next import.
 
 use std::time::Instant;
 

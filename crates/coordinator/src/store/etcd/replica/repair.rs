@@ -18,7 +18,7 @@ use crate::lock;
 use crate::store::rows::{Freed, Head, Mesh, Term};
 use crate::store::{Actor, StoreError, audit};
 
-/// Maximum number of numbers that one change frees again, which leaves space for its other rows.
+/// Maximum number of numbers that one change frees again. The rest of its rows must fit, too.
 const BATCH: usize = 90;
 
 /// State that was lost in a restore.
@@ -114,8 +114,8 @@ impl Lost {
     }
 
     /// Returns free numbers that must be reused last, because their former members may still use
-    /// the addresses: those given after the backup and unknown now, and those that became free
-    /// after the backup.
+    /// the addresses: numbers that were given after the backup and that the restored state does not
+    /// know, and numbers that became free after the backup.
     fn numbers_to_free_again(&self, mesh: &Mesh, highest: u32) -> Result<Vec<u32>, StoreError> {
         let known = numbers(mesh);
         let capacity = mesh.networks()?.map_or(0, |networks| networks.capacity());
@@ -136,7 +136,7 @@ impl Replica {
         self.repair_by(Instant::now() + TIMEOUT)
     }
 
-    /// Repairs the mesh likewise, for a caller that holds `proposing`.
+    /// Does the same for a caller that holds `proposing`.
     pub(super) fn repair_by(&self, deadline: Instant) -> Result<(), StoreError> {
         loop {
             let (lost, epoch) = {
@@ -147,7 +147,7 @@ impl Replica {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
-            // The only use of the clock: the loading thread has no time from a caller.
+            // The clock is read only here: the loading thread gets no time from a caller.
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let now = now.map_or(0, |now| now.as_secs());
             let repair = |mesh: &mut Mesh| lost.repair(mesh, now).unwrap_or(false);
@@ -155,7 +155,7 @@ impl Replica {
             let is_announced = epoch.restored != lost.restored;
             if is_announced && rows.is_empty() {
                 let mut state = self.state();
-                // Otherwise another restore has happened meanwhile.
+                // If they differ, another restore has happened meanwhile.
                 if state.lost.as_ref() == Some(&lost) {
                     state.lost = None;
                 }

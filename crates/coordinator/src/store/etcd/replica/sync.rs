@@ -104,7 +104,7 @@ pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut stop: oneshot
                 if failed < cluster.len() {
                     PAUSE
                 } else {
-                    // Invalid data is still invalid.
+                    // The data was invalid before, and still is.
                     if !lock(&shared.state).is_unusable() {
                         shared.set(Some(Trouble::Away(why)));
                     }
