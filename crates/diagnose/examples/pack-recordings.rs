@@ -1,12 +1,13 @@
-//! Packs recordings of cases that count into the file of the test `recordings`:
-//! `pack-recordings OUT.jsonl.gz (CASES.jsonl DIRECTORY)...`, with what `seikan lab score --out CASES.jsonl --recordings DIRECTORY`
-//! keeps. See `make recordings`.
+//! Packs recordings of cases that count into the file of the test `recordings`: `pack-recordings
+//! OUT.jsonl.gz (CASES.jsonl DIRECTORY)...`. Each pair is the output of `seikan lab score --out
+//! CASES.jsonl --recordings DIRECTORY`. See `make recordings`.
 //!
-//! Cases whose processors were busy with something else when they were recorded are left out: the doctor named `cpu-contention`,
-//! which was there, but nobody put it there.
+//! Cases are left out if other work kept the processors busy while they were recorded. The doctor
+//! named `cpu-contention` then, which is true, but is not the fault of the scenario.
 //!
-//! The rules read counters by their growth and gauges by their mean and extremes: of a counter the first and the last value stay, of
-//! a gauge every fifth. Functions, call stacks, fixes and settings that no rule reads go.
+//! The rules read counters by their growth, and gauges by their mean and extremes. So only the
+//! first and the last value of a counter are kept, and every fifth value of a gauge. Functions,
+//! call stacks, fixes and settings that no rule reads are left out.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -25,9 +26,9 @@ use serde_json::Value;
 #[allow(dead_code, reason = "the test reads, this writes")]
 mod packed;
 
-/// Of so many values of a gauge one stays.
+/// One of this many values of a gauge is kept.
 const EVERY: usize = 5;
-/// Functions of a profile that stay by name; the others of a stage are one.
+/// Number of functions of a profile that keep their names; the others are summed by stage.
 const NAMED: usize = 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -76,7 +77,7 @@ fn thinned(mut evidence: Evidence) -> Evidence {
         let points = &mut column.points;
         match column.kind {
             Kind::Counter => {
-                // A counter that began again grows all the same.
+                // A counter that restarted from zero has still grown.
                 let growth = column.growth();
                 let points = &mut column.points;
                 if let ([first, .., last], true) = (&mut points[..], growth <= u64::MAX / 2) {

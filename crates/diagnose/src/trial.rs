@@ -147,8 +147,8 @@ pub fn run<E>(
 ) -> Result<Trial, E> {
     let mut pairs: Vec<(Block, Block)> = Vec::new();
     let mut is_on = false;
-    // Blocks without the change so far: whether anything passed at all, whether more than a stall ever did, and in the
-    // last one.
+    // About the blocks without the change so far: whether anything passed, whether more than a
+    // stall ever passed, and whether it did in the last block.
     let (mut any, mut ever, mut last) = (false, false, true);
     for pair in 0..PAIRS {
         let mut blocks = [Block::default(); 2];

@@ -10,10 +10,10 @@ use super::prelude::*;
 /// Share of dropped packets, of those received by the interfaces of the path, from which TCP suffers. A packet counts at
 /// each interface, so the loss of a flow is a few times this.
 const LOSS: Ramp = Ramp::new(0.0003, 0.005);
-/// Queue length up to which the queue is the cause, and the kernel's default (net/core/hotdata.c), from which its
-/// processor is.
+/// Queue lengths: up to the lower one the short queue is the cause; from the upper one on, the
+/// kernel's default (net/core/hotdata.c), an overloaded processor is the cause.
 const LENGTH: Ramp = Ramp::new(300.0, 1000.0);
-/// Weight if its processor is the cause.
+/// Weight if the processor is the cause.
 const CONSEQUENCE: f64 = 0.5;
 /// Recommended length, packets.
 const GOOD_LENGTH: f64 = 4000.0;

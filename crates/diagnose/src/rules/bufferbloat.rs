@@ -11,9 +11,10 @@ use super::prelude::*;
 /// Added delay under load, milliseconds: a default queue in front of a user-space tunnel adds up to 30; from 200 on,
 /// calls break and TCP takes long to find its rate.
 const ADDED_MS: Ramp = Ramp::new(30.0, 200.0);
-/// Ratio to the delay without load: on a long path some more is nothing.
+/// Ratio to the delay without load: on a long path a small addition does not matter.
 const TIMES: Ramp = Ramp::new(1.5, 3.0);
-/// Share of the tunnel's own segments lost, at which retransmissions delay packets; and the remaining weight of a queue.
+/// Share of lost segments of the tunnel's own connection from which retransmissions delay packets,
+/// and the factor by which the weight of a queue is then reduced.
 const REPAIRS: f64 = 0.001;
 const BY_REPAIRS: f64 = 0.3;
 /// Delay of a queue that is long enough for a burst, milliseconds: several times the target of CoDel (5, RFC 8289).

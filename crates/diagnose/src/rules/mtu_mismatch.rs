@@ -7,7 +7,8 @@ use super::prelude::*;
 
 /// Share of received packets with a wrong length from which it is not an accident.
 const WRONG: f64 = 0.001;
-/// If every long packet is wrong, connections stall, and even a few are a large share.
+/// Share with the full weight: if every long packet is wrong, connections stall, and even a few
+/// wrong packets are a large share.
 const FULL_WRONG: f64 = 0.02;
 /// Fewest such packets.
 const LEAST: f64 = 3.0;

@@ -20,7 +20,8 @@ pub(super) const SPEC: Spec = Spec {
     cause: Cause::OuterFragmentation,
     sentence: "The tunnel's packets are larger than the path allows and are fragmented.",
     step: Some(PathStep::OuterLink),
-    // A lost fragment loses the whole packet; and each is the work of a packet, most of it within the program's calls.
+    // A lost fragment loses the whole packet. Each fragment costs as much work as a packet, most of
+    // it within the program's calls.
     effects: &[
         Cause::PathLoss,
         Cause::FramePerSyscall,

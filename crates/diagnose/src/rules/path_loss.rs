@@ -109,8 +109,9 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         return fact.excludes();
     }
     let unexplained = share / losses.lost();
-    // A tunnel over TCP connections inner connections suffer from its retransmissions would tolerate the same loss over UDP:
-    // then TCP over TCP is the cause, and the loss its weaker rival.
+    // If the tunnel runs over TCP and inner connections suffer from its retransmissions, TCP over
+    // TCP is the cause: over UDP they would tolerate the same loss. The loss is then the weaker
+    // rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
     // An acknowledgement reports one duplicate: if most retransmissions were unnecessary, more of them were.
     let for_nothing = NOTHING.at(losses.spurious / losses.again);

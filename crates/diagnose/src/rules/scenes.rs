@@ -8,8 +8,9 @@ use seikan_observe::{Subject, metric};
 use super::testing::*;
 use crate::{Cause, Evidence, Stage, diagnose};
 
-/// A tunnel of one thread and one frame per call that sends 1,450-byte packets, 200 Mbit/s where 400 are expected, with a
-/// few losses at its ring, on a machine whose other time the other end and the load use.
+/// A tunnel with one thread and one frame per call that sends 1,450-byte packets: 200 Mbit/s where
+/// 400 are expected, with a few losses at its ring. The far end and the load use the rest of the
+/// machine's time.
 fn gateway(running: f64, waiting: f64) -> Evidence {
     let mut evidence = tunnel();
     evidence.expected = Some(400e6);

@@ -15,8 +15,8 @@ const FAILED: Ramp = Ramp::new(0.0005, 0.01);
 const FILL: Ramp = Ramp::new(0.3, 0.5);
 /// A waiting program is not busy.
 const BUSY: Ramp = Ramp::new(0.7, 0.9);
-/// Size up to which the buffer is the cause, bytes with the kernel's overhead: half of the kernel's default, from which
-/// the next device is.
+/// Sizes in bytes, with the kernel's overhead: up to half of the kernel's default the buffer is the
+/// cause; from the default on, the next device is.
 const LENGTH: Ramp = Ramp::new(106_496.0, 212_992.0);
 /// Weight if the next device is the cause.
 const CONSEQUENCE: f64 = 0.4;

@@ -1,5 +1,6 @@
-//! Recordings of tunnels that were made slow on purpose, judged by the current rules. A change that no longer names a cause is seen in
-//! a second, without root and without a tunnel. `make recordings` records them anew.
+//! Recordings of tunnels that were made slow on purpose, diagnosed by the current rules. The test
+//! takes a second and needs neither root nor a tunnel. It shows a change by which the rules no
+//! longer name a cause. `make recordings` records the cases again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,10 +10,10 @@ use seikan_diagnose::{Cause, diagnose};
 
 mod packed;
 
-/// Cases that there are at least.
+/// Minimum number of cases in the file.
 const LEAST: usize = 150;
-/// Of each cause, how many cases have to be named rightly at least. Some are low: the recordings are of a machine with two cores that
-/// was busy with other work, where a fault of a processor hardly shows.
+/// Minimum number of correctly named cases of each cause. Some are low: the recordings are of a
+/// machine with two cores that was busy with other work, where a fault of a processor hardly shows.
 const FLOORS: &[(Cause, usize)] = &[
     (Cause::TunQueueOverflow, 10),      // of 10
     (Cause::FramePerSyscall, 1),        // of 1
@@ -72,7 +73,10 @@ fn causes_of_recorded_cases_are_named_as_often_as_before() {
         println!("    (Cause::{cause:?}, {right}), // of {of}");
     }
     assert!(count >= LEAST, "{count} cases");
-    assert!(alarms.is_empty(), "healthy ones called sick: {alarms:?}");
+    assert!(
+        alarms.is_empty(),
+        "healthy tunnels with a wrong cause: {alarms:?}"
+    );
     for (cause, floor) in FLOORS {
         let (right, of) = named.get(cause).copied().unwrap_or_default();
         assert!(right >= *floor, "{cause}: {right} of {of}, {floor} before");
