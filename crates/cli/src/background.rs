@@ -68,7 +68,8 @@ pub fn detach() -> anyhow::Result<()> {
     seikan_sys::process::new_session().context("cannot detach from the terminal")
 }
 
-/// The starting process, as the background process sees it. Messages fail once it is gone.
+/// The starting process, as the background process sees it. Sending fails once the starting process
+/// is gone.
 pub struct Starter(Option<UnixStream>);
 
 impl Starter {

@@ -23,7 +23,7 @@ use crate::verbs::{bench, check, doctor, netcheck, ping};
 /// A command with `--json`, and the schema of the type that it prints.
 type Output = (&'static str, fn() -> Schema);
 
-/// All of them.
+/// The commands with `--json`.
 const OUTPUTS: [Output; 15] = [
     ("status", schema::<OneOrAll<Status>>),
     ("ping", schema::<ping::Line>),
@@ -59,7 +59,7 @@ fn schema<T: JsonSchema>() -> Schema {
     settings.into_generator().into_root_schema_for::<T>()
 }
 
-/// Turns a schema of a Rust type into one of what is printed.
+/// Turns the schema of a Rust type into the schema of the printed JSON.
 fn for_users(schema: &mut Schema) {
     // Defaults are for readers of the JSON of former versions, formats are types of Rust, and later versions may add fields.
     schema.remove("default");
@@ -78,7 +78,7 @@ fn for_users(schema: &mut Schema) {
                 .as_array()
                 .is_some_and(|all| all.iter().any(|r| r == name))
         };
-        // A field is left out instead of being null, or it is never left out.
+        // A field that may be left out is never null.
         for (_, field) in fields.iter_mut().filter(|(name, _)| !is_required(name)) {
             forbid_null(field);
         }

@@ -158,7 +158,7 @@ fn read(action: &Action) -> Result<State> {
         Action::QueueLength { link: name, .. } => State::Number(link(name)?.tx_queue_len.into()),
         Action::Mtu { link: name, .. } => State::Number(link(name)?.mtu.into()),
         Action::Offload { link, .. } => {
-            // All of them: switching one off may switch others.
+            // All features are read: switching one off may switch others.
             let states = Ethtool::open()?.features(link)?;
             let changeable = states.into_iter().filter(|state| state.changeable);
             State::Bits(

@@ -168,7 +168,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the seed of numbered datagrams: others do not know it.
+/// Returns the seed of numbered datagrams. Other hosts cannot know it, because it depends on the
+/// token.
 fn seed(token: &Token) -> u64 {
     let (bytes, _) = token.0.split_first_chunk().unwrap_or((&[0; 8], &[]));
     u64::from_be_bytes(*bytes)

@@ -106,8 +106,8 @@ impl Directory {
     }
 }
 
-/// Locks a directory and makes it if there is none. Coordinators and verbs share the lock; an import
-/// has it `alone`.
+/// Locks a directory and makes it if there is none. Coordinators and verbs share the lock. An
+/// import sets `alone` and has the lock for itself.
 fn lock(directory: &Path, alone: bool) -> anyhow::Result<File> {
     let open = || {
         let mut builder = fs::DirBuilder::new();
@@ -146,7 +146,7 @@ fn open_store(directory: &Path) -> anyhow::Result<Store> {
 }
 
 /// Port of the coordinator's last start, and the pin of its certificate; `None` if systems trust
-/// that.
+/// the certificate.
 struct Listener {
     port: u16,
     pin: Option<Pin>,

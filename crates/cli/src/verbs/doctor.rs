@@ -67,7 +67,7 @@ pub struct Arguments {
     /// Draw the path and end, without a measurement
     #[arg(long)]
     map: bool,
-    /// Show the path, all remedies, every excluded cause with its number, all unavailable data, and with level 3 the calls
+    /// Show the path, all remedies, every excluded cause with its figure, all unavailable data, and with level 3 the calls
     /// per packet
     #[arg(long, short)]
     verbose: bool,
@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         evidence.expected = arguments.sampling.tunnel.expected().or(evidence.expected);
         return from(&recording, arguments);
     }
-    // Before the first thread.
+    // The process that reverts changes is forked before the first thread starts.
     let fix = tries.then(Fix::prepare).transpose()?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;

@@ -33,8 +33,8 @@ pub fn random_bytes() -> anyhow::Result<Zeroizing<[u8; KEY_LEN]>> {
     Ok(bytes)
 }
 
-/// Prints a key. If standard output is a file that other users may open, only its owner may
-/// afterwards. Says so: one of them may have opened it already.
+/// Prints a key. If standard output is a file that other users may open, makes the file accessible
+/// to its owner only, and says so: another user may have opened it already.
 pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     if let Ok(fd) = stdout.as_fd().try_clone_to_owned()

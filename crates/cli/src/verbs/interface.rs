@@ -25,15 +25,15 @@ use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::output;
 
-/// Name of a link to the program that makes it behave as that program does.
+/// Name of a link to this program, by which it behaves like wireguard-go.
 const LINK: &str = "wireguard-go";
-/// Descriptor of an open TUN device.
+/// Environment variable: descriptor of an open TUN device.
 const TUN: &str = "WG_TUN_FD";
-/// Descriptor of a listening socket for `wg`.
+/// Environment variable: descriptor of a listening socket for `wg`.
 const UAPI: &str = "WG_UAPI_FD";
-/// 1: stay in the foreground.
+/// Environment variable: with the value 1 the process stays in the foreground.
 const FOREGROUND: &str = "WG_PROCESS_FOREGROUND";
-/// verbose, error or silent.
+/// Environment variable: the log level (`verbose`, `error` or `silent`).
 const LOG_LEVEL: &str = "LOG_LEVEL";
 
 /// Run a WireGuard interface that other programs configure

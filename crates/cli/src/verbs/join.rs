@@ -76,7 +76,8 @@ pub struct Arguments {
     /// Write the configuration without starting the tunnel
     #[arg(long, conflicts_with = "foreground")]
     no_up: bool,
-    /// Run the tunnel in this process, as a container needs it; a host that has joined already only starts
+    /// Run the tunnel in this process, as a container needs it; a host that has already joined only
+    /// starts the tunnel
     #[arg(long)]
     foreground: bool,
     #[command(flatten)]
@@ -88,7 +89,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interface = seikan_config::interface_name(&arguments.iface)
         .with_context(|| format!("cannot use `{}` as interface", arguments.iface))?;
     let file = configuration_file(&arguments.iface, interface.as_str());
-    // Before the token is used up.
+    // This is checked before the token is used up.
     let is_userspace = arguments.userspace.services()?.is_some();
     if file.exists() && arguments.foreground {
         return Err(start(&file, arguments));
@@ -122,7 +123,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let web_proxies = WebProxies::from_env()?;
     let web_proxy = web_proxies.of_url(&arguments.url.to_string());
-    // Before the token is used up: the file may not be writable.
+    // The file is created before the token is used up: the directory may not be writable.
     let mut written = create(&file)?;
     let outcome =
         register_host(arguments, &token, &name, &web_proxies).and_then(|(joined, text)| {
@@ -184,7 +185,7 @@ fn register_host(
     name: &Name,
     web_proxies: &WebProxies,
 ) -> anyhow::Result<(Joined, Zeroizing<String>)> {
-    // Before the token is used up.
+    // Netlink is opened before the token is used up, because it may fail.
     let netlink = Netlink::open()?;
     let routes = routes(&netlink)?;
     let key = encode_key(&*random_bytes()?);

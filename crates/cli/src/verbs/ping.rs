@@ -162,7 +162,8 @@ impl Events {
     fn interrupted_within(&mut self, time: Duration) -> io::Result<bool> {
         let mut events = self.epoll.wait(Some(time))?;
         let signalled = events.any(|event| event.token == SIGNAL);
-        // Consumed: otherwise it ends the process once signals are unblocked.
+        // The signal is taken from the queue: otherwise it ends the process once signals are
+        // unblocked.
         Ok(signalled && self.signals.next()?.is_some())
     }
 }

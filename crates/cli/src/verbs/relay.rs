@@ -123,7 +123,7 @@ struct SecretArguments {
     directory: Directory,
 }
 
-/// TLS port of a relay, and the pin of its certificate; `None` if systems trust that.
+/// TLS port of a relay, and the pin of its certificate; `None` if systems trust the certificate.
 struct TlsListener {
     port: u16,
     pin: Option<Pin>,
@@ -192,7 +192,7 @@ fn write_tls_listener(directory: &Path, tls: Option<&TlsListener>) -> std::io::R
 /// Runs the relay until Ctrl-C or SIGTERM.
 fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
     arguments.log.start(false)?;
-    // Before any thread starts, which inherits the mask.
+    // Signals are blocked before any thread starts, because threads inherit the mask.
     let signals = Signals::block().context("cannot block signals")?;
     let first_port = *arguments.ports.start();
     if first_port < 1024 {
@@ -202,7 +202,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
     }
     let streams = arguments.tls_listen.map_or(0, |_| arguments.streams);
     raise_file_limit(arguments.pairs, streams)?;
-    // Files on the command line are opened by the user of the command.
+    // Files on the command line are opened as the user of the command.
     let given = match (&arguments.cert, &arguments.key) {
         (Some(cert), Some(key)) => Some(Certificate::load(cert, key)?),
         _ => None,

@@ -88,7 +88,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the endpoints of the file, by key. One that cannot be resolved is left out with a warning.
+/// Returns the endpoints of the file, by key. An endpoint that cannot be resolved is left out with
+/// a warning.
 fn resolved(config: &Config) -> anyhow::Result<BTreeMap<String, SocketAddr>> {
     let mut endpoints = BTreeMap::new();
     for peer in &config.peers {
@@ -134,8 +135,9 @@ fn refuse_loops(
     Ok(())
 }
 
-/// Returns an endpoint and the prefix that would route the tunnel's datagrams for it into the tunnel, if one of the two is
-/// new. With a mark they have a route of their own.
+/// Returns an endpoint and the prefix that would route the tunnel's datagrams for it into the
+/// tunnel, if the endpoint or the prefix is new. With a firewall mark, these datagrams have a route
+/// of their own.
 fn swallowed(
     config: &Config,
     running: &Running,
@@ -200,7 +202,7 @@ impl Running {
                 },
                 Some(peer) => match key {
                     "preshared_key" => peer.preshared_key = Zeroizing::new(value.to_owned()),
-                    // An address with an interface (scope) has no counterpart in a file.
+                    // A file cannot name an address with an interface (scope).
                     "endpoint" => peer.endpoint = value.parse().ok(),
                     "persistent_keepalive_interval" => {
                         peer.keepalive = value.parse().with_context(invalid)?;
@@ -229,14 +231,15 @@ struct Changes {
 }
 
 impl Changes {
-    /// `endpoints` are the resolved ones of the file, by key.
+    /// Compares the file with the running tunnel. `endpoints` are the resolved endpoints of the
+    /// file, by key.
     fn between(
         config: &Config,
         running: &Running,
         endpoints: &BTreeMap<String, SocketAddr>,
         is_mesh: bool,
     ) -> Changes {
-        // Large enough for most: growing leaves copies of the keys in freed memory.
+        // Large enough for most requests: growing leaves copies of the keys in freed memory.
         let mut changes = Changes {
             request: Zeroizing::new(String::with_capacity(BUFFER)),
             ..Changes::default()
@@ -308,7 +311,8 @@ impl Changes {
     }
 }
 
-/// Returns the lines that make a running peer, if there is one, what the file says.
+/// Returns the lines that give a peer the settings of the file, whether the peer runs already or is
+/// new.
 fn peer_lines(
     peer: &PeerConfig,
     endpoint: Option<SocketAddr>,

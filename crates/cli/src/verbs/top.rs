@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     shown.map(|()| ExitCode::SUCCESS)
 }
 
-/// Asks the tunnel again and again, in a thread: a tunnel that hangs must not stop the screen.
+/// Queries the tunnel again and again, in a thread: a tunnel that hangs must not stop the screen.
 fn watch_repairs(watch: Option<loss_repair::Watch>, every: Duration) -> Arc<Mutex<Repairs>> {
     let newest = Arc::new(Mutex::new(Repairs::default()));
     if let Some(mut watch) = watch {

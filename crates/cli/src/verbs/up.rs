@@ -235,7 +235,7 @@ fn start_detached(path: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn open_log(path: &Path) -> io::Result<File> {
-    // For reading too: a log that is too long is shortened.
+    // The file is also opened for reading, because a log that is too long is shortened.
     let mut options = OpenOptions::new();
     let options = options.read(true).append(true).create(true).mode(0o600);
     options.open(path)
@@ -250,7 +250,7 @@ fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
             _ => result.push(word),
         }
     }
-    // After the name of the verb.
+    // The option follows the name of the verb.
     result.insert(result.len().min(1), "--detached".into());
     result
 }

@@ -28,7 +28,7 @@ const ENDS: Duration = Duration::from_secs(3);
 /// The far end.
 pub struct Far {
     child: Child,
-    /// Closed to end it.
+    /// `None` once the far end was told to end.
     control: Option<Control<Reply>>,
     /// Facts of the far host.
     pub host: Host,
@@ -40,9 +40,9 @@ pub struct Path {
     pub to: IpAddr,
     /// Addresses at which the far end opens its port.
     pub at: Vec<IpAddr>,
-    /// Interfaces of the tunnel here and there, if the path is one.
+    /// Interfaces of the tunnel here and there, if the path goes through a tunnel.
     pub tunnel: Option<[String; 2]>,
-    /// Namespace of the interface of the kernel's WireGuard, if the path is one.
+    /// Namespace of the interface, if the path goes through the kernel's WireGuard.
     pub namespace: Option<NetNs>,
 }
 
@@ -52,7 +52,7 @@ pub struct Measured {
     pub here: Counts,
     /// Counts of the far end.
     pub there: Counts,
-    /// Round trips; not with datagrams.
+    /// Round trips; empty in a phase with datagrams.
     pub round_trips: LatencyReport,
     /// The doctors' measurements of both ends, if they were requested.
     pub evidence: Option<(Recording, Evidence)>,
@@ -212,7 +212,7 @@ impl Far {
 
 impl Drop for Far {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The far end ends at the end of its input.
         self.control = None;
         let until = Instant::now() + ENDS;
         while Instant::now() < until {

@@ -43,12 +43,12 @@ pub struct Flows {
     udp: UdpSocket,
 }
 
-/// The end of a phase that this process is.
+/// The role of this process in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The one that connects, and measures round trips.
+    /// The end that connects, and measures round trips.
     Near,
-    /// The one that listens, and echoes.
+    /// The end that listens, and echoes.
     Far,
 }
 

@@ -9,10 +9,10 @@ use super::control::Host;
 use super::far;
 use super::near::Path;
 
-/// Addresses outside of the tunnel that are tried.
+/// Maximum number of addresses outside of the tunnel that are tried.
 const TRIED: usize = 3;
 
-/// Interfaces of this host towards the addresses of another.
+/// Interfaces of this host towards the addresses of another host.
 pub struct Routes {
     /// Each address with the interface.
     interfaces: Vec<(IpAddr, String)>,
@@ -100,7 +100,7 @@ pub fn raw(host: &Host, given: Option<IpAddr>, routes: &Routes) -> anyhow::Resul
 /// There is no such path.
 pub fn tunnel(host: &Host, interface: Option<&str>, routes: &Routes) -> anyhow::Result<Path> {
     let mut addresses: Vec<_> = host.addresses.iter().collect();
-    // An address of the far end's tunnel; else one that the tunnel here leads to.
+    // Prefer an address of the far end's tunnel to another one that the tunnel here leads to.
     addresses.sort_by_key(|address| !address.is_tunnel);
     for address in addresses {
         let here = routes.tunnel(address.ip);

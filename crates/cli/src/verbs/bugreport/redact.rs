@@ -54,7 +54,7 @@ impl Secrets {
 
     fn learn_bytes(&mut self, bytes: &[u8]) {
         let base64 = Zeroizing::new(STANDARD_NO_PAD.encode(bytes));
-        // A shorter one is no secret, and would match other text.
+        // A shorter key or credential is no secret, and would match other text.
         let [_, middle @ .., _] = bytes else { return };
         if middle.len() < 14 {
             return;
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_key_is_found_in_every_form() {
-        // Of bytes with both characters in which the alphabets differ.
+        // The key has bytes that need both characters in which the two alphabets differ.
         let mut key = [0xfb; 32];
         key[..3].copy_from_slice(&[7, 0xef, 0xff]);
         let redactor = redactor(&[&STANDARD.encode(key)]);
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn every_secret_of_a_long_text_is_replaced() {
-        // Takes very long if the rest is searched anew after each of them.
+        // The search takes very long if it starts anew after each of these characters.
         let count = 1 << 20;
         let text = redactor(&[]).text(&"skr_A ".repeat(count));
         assert!(text == "(redacted) ".repeat(count));

@@ -191,7 +191,7 @@ pub(super) enum RelayVerb {
     the same over TLS\n\n\
     For a known address, this replaces the secret and the TLS settings.")]
 pub(super) struct AddRelay {
-    /// Address of the relay: UDP; with --turn UDP and TCP, with --turns TLS
+    /// Address of the relay, over UDP; with --turn also over TCP, with --turns over TLS
     #[arg(value_name = "HOST:PORT")]
     pub(super) address: RelayAddress,
     /// Secret that the relay shares with the coordinator
@@ -206,13 +206,14 @@ pub(super) struct AddRelay {
     /// UDP and TCP
     #[arg(long)]
     pub(super) turn: bool,
-    /// Use such a TURN server over TLS; its certificate has to be trusted by the members' systems
+    /// Use a TURN server as with --turn, but over TLS; the members' systems have to trust its
+    /// certificate
     #[arg(long, conflicts_with = "turn")]
     pub(super) turns: bool,
     /// TCP port at which the relay also listens for TLS
     #[arg(long, value_name = "PORT", conflicts_with_all = ["turn", "turns"])]
     pub(super) tls: Option<NonZeroU16>,
-    /// Pin of its certificate [default: trusted by the members' systems]
+    /// Pin of the relay's certificate [default: trusted by the members' systems]
     #[arg(long, value_name = "PIN", requires = "tls")]
     pub(super) pin: Option<Pin>,
     #[command(flatten)]

@@ -111,7 +111,8 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
         PolicyVerb::Set(arguments) => set(arguments),
         PolicyVerb::Show(arguments) => {
             let mut text = arguments.directory.open()?.store.policy()?;
-            // A terminal must not interpret it; a file gets it unchanged.
+            // A terminal must not interpret control characters in the text; a file gets the text
+            // unchanged.
             if io::stdout().is_terminal() {
                 text = printable_lines(&text);
             }
@@ -144,7 +145,8 @@ pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
 }
 
 fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
-    // Read by the user of the command, before it becomes the coordinator's.
+    // The file is read as the user of the command, before the process becomes the coordinator's
+    // user.
     let file = arguments.file.display();
     let text = std::fs::read_to_string(&arguments.file);
     let text = text.with_context(|| format!("cannot read {file}"))?;

@@ -58,11 +58,11 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let mut manager = Manager::connect();
     let port = arguments.listen.map_or(PORT, |listen| listen.port());
     let operator = operator();
-    // The confined process cannot read it.
+    // The host name is read now, because the confined process cannot read it.
     let host_name = service::host_name();
     let dir = &arguments.directory.dir;
     service::drop_privileges(dir, &FILES, &[port])?;
-    // Only this takes a capability. Threads that are started later have none.
+    // Only binding takes a capability. Threads that are started later have none.
     let sockets = Sockets::bind(service::listen_address(arguments.listen, PORT)?)?;
     privilege::keep_only(&[], None)?;
     let _lock = lock(dir, false)?;
@@ -114,7 +114,7 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let dir = &arguments.directory.dir;
     let stored = etcd::read_coordinator_settings(dir)?;
     let etcd = arguments.etcd.settings(stored.as_ref())?;
-    // Before a store in etcd starts threads, which inherit the confinement.
+    // Confine before a store in etcd starts threads: they inherit the confinement.
     let files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
     service::confine(dir, files)?;
     let Some(etcd) = etcd else {

@@ -50,7 +50,8 @@ pub struct ExportArguments {
 
 pub fn import(arguments: &ImportArguments) -> anyhow::Result<()> {
     let file = &arguments.file;
-    // Read by the user of the command, before it becomes the coordinator's.
+    // The file is read as the user of the command, before the process becomes the coordinator's
+    // user.
     let snapshot = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let operator = operator();
     let directory = &arguments.directory.dir;
@@ -89,7 +90,8 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<()> {
 pub fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     let file = &arguments.file;
     let failed = || format!("cannot write {}", file.display());
-    // Made by the user of the command, before it becomes the coordinator's.
+    // The file is made as the user of the command, before the process becomes the coordinator's
+    // user.
     let new = create(file).with_context(failed)?;
     let result = write_copy(new, arguments, failed);
     if result.is_err() && fs::remove_file(file).is_err() {

@@ -276,7 +276,7 @@ fn host(map: &PathMap) -> String {
     parts.join(", ")
 }
 
-/// Lists each word once, the first few of them.
+/// Lists the first few distinct words, and the number of the others.
 fn distinct(words: impl Iterator<Item = String>) -> String {
     let mut all: Vec<_> = words.map(|word| printable(&word)).collect();
     all.sort();
@@ -326,7 +326,8 @@ fn ranges(numbers: &[u32]) -> String {
     }
 }
 
-/// Returns the step of the cause; the interface that the first remedy changes, if there is one.
+/// Returns the step of the path where the cause is. If the first remedy changes an interface, this
+/// is the interface.
 fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
     let changed = verdict.remedies.iter().flat_map(|remedy| &remedy.actions);
     let changed = changed.filter_map(|action| match action {

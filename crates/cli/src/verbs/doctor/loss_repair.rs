@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::text::{Page, paragraph};
 use crate::screen::{BOLD, RESET, printable, rounded};
 
-/// Fewest packets to a peer during the measurement.
+/// Minimum number of packets to a peer during the measurement. Peers with fewer packets are not
+/// reported.
 const LEAST_PACKETS: u64 = 100;
 
 /// Loss repair of the path to one peer.

@@ -43,7 +43,7 @@ pub struct TunnelArguments {
     /// Process of the tunnel
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// Expected throughput in Mbit/s; a tenth less is slow
+    /// Expected throughput in Mbit/s; more than a tenth below it is slow
     #[arg(long, value_name = "MBIT", value_parser = megabits)]
     expect: Option<f64>,
 }
@@ -378,7 +378,7 @@ pub fn through(map: &PathMap) -> Vec<IpNet> {
     let Some(inner) = &map.inner else {
         return Vec::new();
     };
-    // If they cannot be listed, only the connections that exist at the start are known.
+    // If the addresses cannot be listed, only the connections that exist at the start are known.
     let own = discover::addresses(inner).unwrap_or_default();
     let routed = discover::routed(inner).unwrap_or_default();
     let routed = routed

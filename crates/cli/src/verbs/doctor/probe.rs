@@ -1,7 +1,8 @@
 //! Echo requests through the tunnel during a measurement: the round-trip time, and the sizes that pass.
 //!
-//! A thread sends five small requests over a second. If one is answered, it sends one of the interface's MTU; if that is lost
-//! twice, it tries sizes between, three times each, for two seconds at most, and then the MTU once more.
+//! A thread sends five small requests over a second. If one is answered, the thread sends a request
+//! with the size of the interface's MTU. If that is lost twice, it tries sizes in between, three
+//! times each, for two seconds at most, and then the MTU once more.
 
 use std::cell::Cell;
 use std::io;
@@ -15,9 +16,9 @@ use seikan_observe::path::Unseen;
 use seikan_sys::echo::{Echo, Outcome};
 use seikan_ui::Interrupt;
 
-/// Small requests.
+/// Number of small requests.
 const COUNT: u16 = 5;
-/// Time between two of them.
+/// Time between two small requests.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of a small request, as of `ping` by default.
 const SMALL: usize = 84;
@@ -25,7 +26,8 @@ const SMALL: usize = 84;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum time to search for the sizes that pass.
 const SEARCH: Duration = Duration::from_secs(2);
-/// Wait for an answer to a large request, in addition to two of the longest round trips of small ones.
+/// Time to wait for an answer to a large request, in addition to twice the longest round trip of
+/// the small requests.
 const LEAST: Duration = Duration::from_millis(50);
 /// Tries for the interface's MTU: under load, a single loss proves nothing.
 const MTU_TRIES: u16 = 2;
@@ -60,7 +62,7 @@ impl Found {
         }
     }
 
-    /// No target was known.
+    /// Returns the results for the case that no target was known.
     pub fn no_target() -> Self {
         let why = "no host at the far end is known: no point-to-point address, and no connection of this host \
                    through the tunnel; keep a connection open";
@@ -325,7 +327,7 @@ mod tests {
             reported: false,
         };
         assert_eq!(found.mtu, Some(whole));
-        // The small ones and the one of the full length are answered.
+        // The small requests and the request of the full length are answered.
         let bytes = u64::from(COUNT) * SMALL as u64 + 1500;
         let own = OwnTraffic {
             packets_out: u64::from(COUNT) + 1,

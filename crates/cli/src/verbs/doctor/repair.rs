@@ -1,4 +1,5 @@
-//! Tests remedies on this host. `--prove` reverts them, `--fix` keeps one that helps, and `--undo` reverts that.
+//! Tests remedies on this host. `--prove` reverts them, `--fix` keeps one that helps, and `--undo`
+//! reverts the kept ones.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use crate::fix::watchdog::Watchdog;
 use crate::fix::{self, Fix};
 use crate::screen::printable;
 
-/// Remedies that are tested, at most.
+/// Maximum number of remedies that are tested.
 const MAX_REMEDIES: usize = 2;
 
 /// Options of the tests.

@@ -4,7 +4,7 @@ use seikan_ui::screen::Style;
 
 use crate::screen;
 
-/// Columns at most, so that the text can be pasted into a mail.
+/// Maximum number of columns, so that the text can be pasted into a mail.
 const WIDTH: usize = 80;
 
 /// Properties of the output.
@@ -32,7 +32,7 @@ impl Page {
         }
     }
 
-    /// Returns one of two spellings.
+    /// Returns `unicode` if the page can show it, otherwise `ascii`.
     pub fn either<'a>(&self, unicode: &'a str, ascii: &'a str) -> &'a str {
         if self.unicode { unicode } else { ascii }
     }

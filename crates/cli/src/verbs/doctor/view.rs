@@ -12,9 +12,9 @@ use super::text::{Page, paragraph, wrap};
 use crate::output::counted;
 use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, rounded, width};
 
-/// Figures of a summary.
+/// Maximum number of figures in a summary.
 const SUMMARY_FIGURES: usize = 3;
-/// Lines of commands in a summary; the first command is always shown in full.
+/// Maximum number of lines of commands in a summary; the first command is always shown in full.
 const SUMMARY_COMMAND_LINES: usize = 4;
 const INDENT: &str = "  ";
 
@@ -87,7 +87,8 @@ pub fn details(verdict: &Verdict, page: &Page) -> String {
     out
 }
 
-/// Draws the path, and the far end's path below it. The cause is marked at its end.
+/// Draws the path of this host, and the far host's path below it. The cause is marked on the path
+/// of the host that has it.
 fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
     let Some(far) = &verdict.far else {
         heading("the path", out);
@@ -153,7 +154,7 @@ pub fn sureness(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Returns the end of the cause, and what the counters of both ends say.
+/// Returns which of the two hosts has the cause, and the comparison of their counters.
 fn ends(far: &Far) -> String {
     let location = match far.at {
         Some(End::Here) => "The cause is on this host.",
@@ -233,7 +234,8 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
     }
 }
 
-/// Breaks a command into lines. A command that can be pasted stays one: a broken line ends in a backslash.
+/// Breaks a command into lines. A command that can be pasted into a shell stays one command: a
+/// broken line ends in a backslash.
 fn command_lines(command: &str, remedy: &Remedy, indent: &str, page: &Page) -> String {
     let end = if remedy.actions.is_empty() { "" } else { " \\" };
     let lines = wrap(&printable(command), page.width - indent.len() - end.len());

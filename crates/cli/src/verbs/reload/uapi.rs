@@ -67,7 +67,7 @@ impl Uapi {
                     );
                 }
                 answer.truncate(start);
-                // The empty line after it.
+                // Skip the empty line that ends the answer.
                 lines.read_line(&mut String::new()).context(FAILED)?;
                 return Ok(answer);
             }

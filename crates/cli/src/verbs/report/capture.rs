@@ -239,7 +239,7 @@ fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> 
 struct Interface {
     kind: Linktype,
     per_second: u64,
-    /// Seconds.
+    /// Offset of the timestamps, in seconds.
     offset: i64,
 }
 

@@ -25,11 +25,11 @@ const GAP: f64 = 46.0;
 struct Curve {
     title: String,
     best: Correlation,
-    /// Lag in intervals, and r there.
+    /// Each lag in intervals, with the correlation r at that lag.
     at: Vec<(i32, Interval)>,
 }
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let main =

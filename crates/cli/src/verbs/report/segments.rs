@@ -67,8 +67,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// Returns the parts to draw: the whole, and enlarged the beginning and where most is
-/// retransmitted, as far as they are parts.
+/// Returns the parts to draw: the whole connection, and enlargements of its beginning and of the
+/// part with most retransmissions, unless they are the whole.
 fn parts(segments: &[Segment]) -> Vec<(&'static str, Range<usize>)> {
     let mut parts = vec![("the whole connection", 0..segments.len())];
     if segments.len() > BEGINNING {

@@ -17,7 +17,7 @@ const FAR: f64 = 4.0;
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reading {
     at: f64,
-    /// Sent, each byte once.
+    /// Bytes sent, each byte counted once.
     sent: f64,
     acknowledged: f64,
     /// End of the receiver's window.

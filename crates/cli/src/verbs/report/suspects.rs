@@ -36,7 +36,7 @@ pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
 struct Collection<'a> {
     evidence: &'a Evidence,
     traces: Vec<Trace>,
-    /// Whether the counters added now are work.
+    /// Whether the counters that are being added measure work.
     is_work: bool,
 }
 
@@ -102,7 +102,7 @@ const EACH: (&str, f64) = ("per second", 1.0);
 const KILOBYTES: (&str, f64) = ("kB", 1e-3);
 const MILLISECONDS: (&str, f64) = ("ms", 1e-3);
 const SHARE_OF_US: (&str, f64) = ("% of the time", PER_CENT_OF_US);
-/// Sum over several, each of which may reach 100 %.
+/// Unit and scale of a sum over several objects, each of which may reach 100 %.
 const SUM_OF_SHARES: (&str, f64) = ("% of the time, summed", PER_CENT_OF_US);
 const SHARE_OF_NS: (&str, f64) = ("% of a processor", PER_CENT_OF_NS);
 
@@ -122,7 +122,7 @@ fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
     let of = sockets
         .iter()
         .filter(|socket| socket.transport == Transport::Tcp);
-    // A set, because untrusted files may repeat one.
+    // A set, because an untrusted file may list a socket twice.
     let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
     inodes.into_iter().map(Subject::Tcp).collect()
 }

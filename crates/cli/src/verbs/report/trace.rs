@@ -14,7 +14,7 @@ pub struct Trace {
     pub points: Vec<(f64, f64)>,
     /// Causes that it indicates.
     pub causes: &'static [Cause],
-    /// Whether it is work, which correlates with throughput naturally.
+    /// Whether it measures work, which correlates with throughput in any case.
     pub is_work: bool,
 }
 

@@ -15,7 +15,8 @@ use crate::screen::{
     CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, number, printable, sentence,
 };
 
-/// Returns why nothing may come from a peer; nothing about one that answers or was not asked.
+/// Returns why no packets may come from a peer; `None` for a peer that answers, or to which nothing
+/// was sent.
 fn state(peer: &PeerStatus) -> Option<String> {
     let unanswered = peer.unanswered_s.filter(|seconds| *seconds > 0);
     let waited = unanswered.map(|seconds| format!("no answer for {}", duration(seconds)));
@@ -91,7 +92,7 @@ pub fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     }
     let handshake = peer.latest_handshake.as_ref();
     if handshake.is_some_and(|at| at.age_s < REJECT_AFTER_TIME.as_secs()) {
-        // Figures of a path on which nothing comes back are from before.
+        // While the peer is down, the figures of its path are outdated.
         if let Some(path) = path(&peer.path).filter(|_| peer.state != Some(PeerState::Down)) {
             out.line("path", path);
         }
@@ -102,7 +103,7 @@ pub fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
         // The figures are of a session that has expired, or of none.
         out.line("path", "not established");
     }
-    // Candidates explain why there is no direct path.
+    // If there is no direct path, the candidates explain why.
     if peer.path.relayed != Some(false) {
         for candidate in &peer.path.candidates {
             let address = describe_endpoint(
@@ -140,7 +141,7 @@ pub fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     peer_drops(&peer.traffic, out);
 }
 
-/// How to add a relay to the mesh.
+/// Advice on adding a relay to the mesh.
 const ADD_RELAY: &str =
     "run `seikan relay` on a public host, and the command that `seikan relay secret` prints";
 
@@ -262,7 +263,7 @@ pub fn unaccounted(traffic: &Traffic, out: &mut Screen) {
     }
 }
 
-/// One of two directions.
+/// Selects one of the two directions.
 pub type PickDirection = fn(&Traffic) -> &Direction;
 pub const DIRECTIONS: [(&str, PickDirection); 2] =
     [("out", |t| &t.outbound), ("in", |t| &t.inbound)];

@@ -376,7 +376,7 @@ fn connections(now: &Evidence) -> TableContent {
     flows.sort_by(|a, b| sent(b.inode).total_cmp(&sent(a.inode)));
     let rows = flows.into_iter().filter_map(|flow| {
         let gauge = |name| now.tcp_mean(flow, name);
-        // Closed, or not measured lately.
+        // The connection is closed, or has not been measured lately.
         let rtt = gauge(metric::TCP_RTT_US)?;
         let far = flow.remote.map(|remote| remote.to_string());
         Some(vec![

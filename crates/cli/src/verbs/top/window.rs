@@ -71,7 +71,8 @@ impl Window {
         self.history.iter().copied().collect()
     }
 
-    /// Returns the evidence of the last `length`: at least two samples if there are two.
+    /// Returns the evidence of the last `length`. It has at least two samples, if the window has
+    /// two.
     pub fn evidence(&self, length: Duration) -> Evidence {
         let last = self.samples.back().map_or(Duration::ZERO, |last| last.at);
         let begin = last.saturating_sub(length);

@@ -392,7 +392,7 @@ mod tests {
         noise.write_message(&[], &mut recorded).expect("recorded");
         let mut sent = vec![0, HANDSHAKE as u8];
         sent.extend(recorded);
-        // And any bytes in place of the next message, which needs the ephemeral key.
+        // Arbitrary bytes follow in place of the next message, which would need the ephemeral key.
         sent.extend([0, 40]);
         sent.extend([5; 40]);
         (&near).write_all(&sent).expect("write");

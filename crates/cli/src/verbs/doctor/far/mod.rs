@@ -198,7 +198,7 @@ fn remove_own_flow(evidence: &mut Evidence, stream: &TcpStream) -> std::io::Resu
 /// Parses the address of `--listen`; empty: every address.
 fn listen_addresses(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
     if text.is_empty() {
-        // The second one is for hosts without IPv6.
+        // The second address is for hosts without IPv6.
         return Ok(vec![
             (Ipv6Addr::UNSPECIFIED, PORT).into(),
             (Ipv4Addr::UNSPECIFIED, PORT).into(),
