@@ -20,7 +20,7 @@ use crate::schema::check_json;
 const SEIKAN: &str = env!("CARGO_BIN_EXE_seikan");
 /// Port of the load by default.
 const PORT: u16 = 9588;
-/// Tunnels that outlive the load's TCP connections, and hosts whose load does not depend on this machine's speed.
+/// Options by which the load does not depend on the speed of this machine.
 const SLOWED: [&str; 4] = ["--seconds", "2", "--load-rate", "200"];
 
 /// A bench; killed with the test.
@@ -248,7 +248,8 @@ fn strangers_neither_disturb_a_bench_nor_get_an_answer() {
                 socket.set_read_timeout(Some(pause)).expect("timeout");
                 let mut answers = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    // Of the lengths of a token, of a round trip and of the load.
+                    // The lengths of a token, of a request for a round trip, and of a datagram of
+                    // the load.
                     for length in [16, 172, 1_200] {
                         let _ = socket.send_to(&vec![0; length], to);
                         answers += usize::from(socket.recv(&mut [0; 2_000]).is_ok());

@@ -21,9 +21,9 @@ use crate::mesh::site::at_a_site;
 
 /// A preshared key with both characters in which alphabets of base64 differ.
 const PRESHARED: &str = "+/8AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0=";
-/// In the command of a hook, which also prints it.
+/// A secret in the command of a hook, which also prints it.
 const HOOK_SECRET: &str = "horse-battery-staple-4711";
-/// In a comment of a configuration.
+/// A secret in a comment of a configuration.
 const COMMENT_SECRET: &str = "correct-door-lamp-2903";
 
 /// Status of a tunnel called `office`.
@@ -410,7 +410,7 @@ fn a_daemon_leads_a_report_to_no_file() {
     fs::write(&other, &config).expect("written");
     let linked = top.join("office.conf");
     symlink(&other, &linked).expect("a link");
-    // A daemon could write it, and name any file of root as that of the key.
+    // A daemon could write such a file, and name any file of root as its key file.
     let own = top.join("own/office.conf");
     fs::create_dir(top.join("own")).expect("a folder");
     fs::write(&own, &config).expect("written");

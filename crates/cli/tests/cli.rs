@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 const PRIVATE: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
 const PEER: &str = "8kfUEz8qhR7BQ5TjDIo3G07Wy+gE18QueE0wzU1MNSE=";
 
-/// Every listed verb, with arguments.
+/// Returns a command that runs `seikan` without variables that override the configuration.
 fn seikan() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
     for name in ["PROTOCOL", "OFFLOAD", "METRICS", "MTU"] {

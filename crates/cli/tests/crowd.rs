@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use seikan_load::Pattern;
 
 const IDLE: u32 = 10_000;
-/// Maximum memory of the whole program with them.
+/// Maximum memory of the program with all these peers, in bytes.
 const MEMORY: u64 = 256 << 20;
 
 fn sections() -> String {

@@ -131,7 +131,7 @@ fn queue_length(world: &World) -> u32 {
     link.expect("link").tx_queue_len
 }
 
-/// With a queue of 3 packets.
+/// Sets the queue of the left tunnel's interface to 3 packets.
 fn with_a_short_queue(world: &World) {
     let netlink = &world.left.netlink;
     let index = netlink.link(&world.left.interface).expect("link").index;
@@ -236,7 +236,7 @@ fn a_change_goes_with_the_doctor_that_is_killed() {
             let mut doctor = world.seikan(&words);
             let run = world.start(&world.left, doctor.process_group(0));
             eventually("nothing is tried", || queue_length(world) != 3);
-            // With all processes of its group.
+            // All processes of the doctor's group are killed.
             let group = Pid::from_raw(run.child.id() as i32);
             killpg(group, Signal::SIGKILL).expect("a group");
             eventually("it is not taken back", || queue_length(world) == 3);
@@ -273,7 +273,7 @@ fn nothing_is_captured() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (left, done) = (&world.left.namespace, &done);
-            // The thread's: the process's is of another namespace.
+            // The thread's file is read, because the process is in another namespace.
             let look = || std::fs::read_to_string("/proc/thread-self/net/packet").expect("read");
             let looking = scope.spawn(move || {
                 left.run(|| {

@@ -146,7 +146,7 @@ impl Two {
 
     /// Returns the sockets of the far host: listening TCP, and UDP.
     fn ports(&self) -> Vec<String> {
-        // The thread's: the process's is of another namespace.
+        // The thread's files are read, because the process is in another namespace.
         let read = || {
             ["tcp", "udp", "tcp6", "udp6"].map(|name| {
                 let text = std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
@@ -270,7 +270,7 @@ fn the_wrong_key_is_refused_and_shown_nowhere() {
         errors.contains("another key") && output.stdout.is_empty(),
         "{errors}"
     );
-    // The right one is served, and neither is notified.
+    // A doctor with the right key is still served, and neither of the others was notified.
     let output = two.asked(&[]);
     let said = [&output.stdout[..], &output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
@@ -395,7 +395,7 @@ fn the_load_ends_with_ctrl_c_and_with_a_client_that_is_killed_or_silent() {
         assert_eq!(output.status.code(), code, "{}", stderr(&output));
         eventually("a port stays open", || two.ports() == before);
     }
-    // The next one is served.
+    // The next doctor is served.
     let output = two.asked(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

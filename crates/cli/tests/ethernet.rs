@@ -186,7 +186,7 @@ fn addresses_that_are_not_allowed_are_dropped_and_arp_is_not() {
         assert!(!run(left, &from).status.success());
         let status = world.status(&world.right);
         assert!(drops(&status, "inbound", "source_not_allowed") >= 2);
-        // The right has answered the question from there, though.
+        // Yet the right has answered the ARP request from this address.
         let neighbours = must(&world.right.namespace, &["ip", "neighbour"]);
         assert!(neighbours.contains("10.80.0.9"), "{neighbours}");
         in_order(world);
@@ -273,7 +273,7 @@ fn mac_of(namespace: &NetNs) -> [u8; 6] {
     link.expect("link").mac().expect("a MAC address")
 }
 
-/// A frame of a type that nobody knows, with the tag of VLAN 7, arrives with it.
+/// Checks that a frame of an unknown type with the tag of VLAN 7 arrives with its tag.
 fn tagged_frame_crosses(from: &NetNs, to: &NetNs) {
     let open = |namespace: &NetNs| {
         let link = namespace.netlink().expect("netlink").link(LAN);
@@ -451,7 +451,7 @@ fn a_host_behind_open_vswitch_shares_the_network_too() {
         let hook = format!("MTU = 1500\nPostUp = ip link set %i master {BRIDGE}");
         configure(&world.right, &hook, "");
         let guests = [plug(&world.left, 1), bridged(&world.right, 2)];
-        // Nor does it take those of a neighbour.
+        // The datapath does not accept them from a neighbour either.
         let ethtool = guests[0].0.ethtool().expect("ethtool");
         ethtool
             .set_feature(LAN, Feature::TxChecksum, false)

@@ -44,7 +44,7 @@ const THIEF: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 /// Bytes that the device sends.
 const BYTES: usize = 1_000_000;
 
-/// Runs on a machine without any gateway.
+/// A device that runs nothing of Seikan.
 struct Device {
     namespace: NetNs,
     index: u32,

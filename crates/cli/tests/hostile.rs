@@ -378,7 +378,7 @@ fn a_long_datagram_is_refused_until_an_interface_carries_it() {
     in_world(["", ""], |world| {
         let _right = world.up_with(&world.right, &["--protocol", "native"]);
         let unknown_source = UnknownSource::beside(world);
-        // Of no message type, and reassembled from fragments.
+        // These datagrams have no message type, and are reassembled from fragments.
         let counts = || {
             let status = world.status(&world.right);
             let refused = status["oversized_drops"].as_u64().expect("a count");
@@ -396,7 +396,7 @@ fn a_long_datagram_is_refused_until_an_interface_carries_it() {
             counts().1 > 0
         };
         eventually("it is refused still", taken);
-        // Longer ones are refused as before.
+        // Longer datagrams are refused as before.
         let (before, _) = counts();
         unknown_source.gun.send(&[0xff; 9001]).expect("send");
         eventually("a longer one is not refused", || counts().0 == before + 1);

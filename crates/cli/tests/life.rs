@@ -519,7 +519,7 @@ fn in_the_background_it_returns_when_it_is_up() {
         let errors = stderr(&output);
         assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""));
         assert!(world.answers_within(PATIENCE), "no echo");
-        // The process name for `ps` and `pidof`.
+        // The name of the process, for `ps` and `pidof`.
         let command = format!("seikan\0up\0--detached\0{}\0", world.left.config());
         let processes = fs::read_dir("/proc").expect("processes").flatten();
         // Other processes come and go meanwhile.

@@ -184,7 +184,7 @@ fn a_line_break_in_a_value_is_refused() {
     assert!(error.contains("control character"), "{error}");
 }
 
-/// Ignored, it would let everybody reach the device.
+/// If the misspelt rule were ignored, everybody could reach the device.
 #[test]
 fn a_misspelt_rule_is_refused() {
     for line in ["list alow_from any", "option tunel office"] {
@@ -196,7 +196,7 @@ fn a_misspelt_rule_is_refused() {
     }
 }
 
-/// Neither UCI nor a list has anything of such a line.
+/// Neither UCI nor the converter's list keeps an empty rule, so the converter refuses it.
 #[test]
 fn an_empty_rule_is_refused() {
     for line in [
@@ -222,7 +222,7 @@ fn a_section_of_an_unknown_type_is_refused() {
     );
 }
 
-/// Another tunnel is not stopped by it.
+/// The fault does not stop another tunnel.
 #[test]
 fn a_fault_of_another_tunnel_is_left_to_it() {
     let uci = "config tunnel office\nconfig tunnel lab\noption mtuu 1\nconfig peer\noption tunnel lab\noption nam x\n";
@@ -274,7 +274,8 @@ fn a_tunnel_of_a_file_has_no_other_keys() {
     assert!(error.contains("`mtu` belongs in the file"), "{error}");
 }
 
-/// A key that a release adds is not forgotten here. Only `save-config` has no place: it would write to memory.
+/// The test fails if a release adds a key that the converter lacks. Only `save-config` has no
+/// option: it would write to memory.
 #[test]
 fn every_key_is_an_option() {
     let page = project().join("docs/reference/configuration.md");

@@ -15,7 +15,8 @@ use crate::common::{
 const LIMIT: Duration = Duration::from_secs(1);
 /// Interval of the datagrams.
 const EVERY: Duration = Duration::from_millis(20);
-/// Other programs can only delay an answer: of so many tries one there and one back have to be in time.
+/// Maximum attempts: other programs can only delay an answer. One attempt in each direction has to
+/// be in time.
 const TRIES: usize = 3;
 /// Length of an outage.
 const OUTAGE: Duration = Duration::from_secs(5);

@@ -25,7 +25,7 @@ pub fn printed(command: &str, text: &[u8]) -> Value {
 
 /// Checks a value against the schema of a command, which must name every field.
 fn check_schema(command: &str, value: &Value) {
-    /// Kept for tests that ask again and again.
+    /// Validators are kept, for tests that query again and again.
     static VALIDATORS: Mutex<BTreeMap<String, Validator>> = Mutex::new(BTreeMap::new());
     let mut validators = VALIDATORS.lock().unwrap_or_else(PoisonError::into_inner);
     let validator = validators

@@ -66,7 +66,8 @@ fn systemd_understands_the_units() {
         ("seikan-coordinator.service", "seikan-coordinator.service"),
         ("seikan-relay.service", "seikan-relay.service"),
     ] {
-        // It looks for the program too, and for manual pages, which are not installed.
+        // systemd-analyze also looks for the program, and for manual pages, which are not
+        // installed.
         let text = unit(name).replace("/usr/bin/seikan", env!("CARGO_BIN_EXE_seikan"));
         let copy = copies.path().join(copy);
         fs::write(&copy, text).expect("written");

@@ -155,7 +155,7 @@ fn a_link_with_the_name_of_wireguard_go_ends_with_its_interface_or_a_signal() {
         };
 
         let tunnel = start(&["-f", &host.interface], &[]);
-        // Down, without a key and peers: the line of the interface alone.
+        // The interface is down, without a key and peers: the dump has only its own line.
         let line = wg(host, &["show", &host.interface, "dump"]);
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.starts_with("(none)\t(none)\t"), "{line}");

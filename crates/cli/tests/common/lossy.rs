@@ -12,10 +12,11 @@ use super::PATIENCE;
 
 /// Rule of nftables that drops one datagram of UDP in fifty.
 pub const LOSS: &str = "meta l4proto udp numgen random mod 50 == 0 drop";
-/// Datagrams that are counted.
+/// Number of datagrams that are counted.
 const COUNTED: u64 = 4_000;
-/// Most of them that may be lost in a repaired tunnel. Without repair, 80 are lost on average: 20 or fewer of 4,000
-/// independent losses of 2 % have a probability below 1e-15, so a test without repair does not pass by chance.
+/// Maximum number of them that may be lost in a repaired tunnel. Without repair, 80 are lost on
+/// average: 20 or fewer of 4,000 independent losses of 2 % have a probability below 1e-15, so a
+/// test without repair does not pass by chance.
 const MOST_LOST: u64 = 20;
 
 /// Sends datagrams of 1,000 bytes at one each millisecond; returns those sent and lost.

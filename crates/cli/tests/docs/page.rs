@@ -27,7 +27,7 @@ pub struct HostDefinition {
 #[derive(Debug, Clone)]
 pub struct Interface {
     pub name: String,
-    /// With their prefix lengths.
+    /// Addresses with their prefix lengths.
     pub addresses: Vec<String>,
     pub mac: Option<[u8; 6]>,
     /// The Ethernet switch that it is plugged into.
@@ -39,7 +39,7 @@ pub struct Interface {
 pub enum Language {
     Shell,
     Console,
-    /// With the ending of such files.
+    /// A configuration; the value is the extension of such files.
     Configuration(&'static str),
     Other,
 }

@@ -101,7 +101,7 @@ fn unlisted_hosts_stay_out_and_are_counted() {
         let unlisted = unlisted(site, "192.168.1.66/24");
         assert!(!answers(&unlisted, SHOWN[0], Duration::from_millis(500)));
         let responder = site.gateway_status()["responder"]["mac"].clone();
-        // Even with a route to the device.
+        // The unlisted host gets no answer, even with a route to the device.
         let responder = responder.as_str().expect("MAC");
         let known = [
             "ip",
@@ -306,7 +306,8 @@ fn every_packet_is_accounted_for() {
             dropped(&site.gateway_status()["unattributed"], "unlisted_device") > 0
         });
         send(&site.device, "192.168.1.255:9", 5, 5);
-        // Too long; to a remote by its own address; to an unknown address.
+        // One datagram is too long, one is for a remote by its own address, and one is for an
+        // unknown address.
         send(&site.device, &format!("{}:9", SHOWN[0]), 2, 3000);
         let route = ["ip", "route", "add", "10.77.0.0/24", "via", SHOWN[0]];
         run(&site.device, &route);
@@ -343,7 +344,7 @@ fn frames_that_the_gateway_cannot_send_are_counted() {
         netlink.set_down(interface).expect("down");
         let _gateway = site.start(&site.gateway, &site.gateway_config);
         let own = || site.gateway_status()["responder"]["own"].clone();
-        // It probes for the device, which it has not found yet.
+        // The gateway probes for the device, which it has not found yet.
         eventually("not counted", || dropped(&own(), "lan_write_refused") > 0);
         balanced(&own());
         netlink.set_up(interface).expect("up");

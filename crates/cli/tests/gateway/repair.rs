@@ -8,7 +8,7 @@ use crate::gateway::site::{DEVICE, Plan, SHOWN, at_running_site, ip};
 #[test]
 fn a_lossy_path_is_repaired_for_a_device() {
     at_running_site(&Plan::default(), |site, _tunnels| {
-        // Of the tunnel's datagrams in both directions, before the tunnels get them.
+        // The rule drops datagrams of the tunnel in both directions, before the tunnels get them.
         for host in [&site.gateway, &site.remote] {
             let rules = format!(
                 "add table inet t; add chain inet t c {{ type filter hook input priority 0; }}; \

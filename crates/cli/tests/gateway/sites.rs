@@ -81,7 +81,7 @@ overlay = ["10.77.0.11", "fd77::11"]
             carries_tcp(&device, &site.remote, there);
             carries(&site.remote, &device, back);
         }
-        // The one without a tag still works.
+        // The device without a tag still works.
         carries_tcp(&site.remote, &site.device, DEVICE[0]);
         let longest = tagger.longest();
         assert!(

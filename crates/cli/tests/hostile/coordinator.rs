@@ -40,7 +40,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts a coordinator with so many additional members, whose tags make each entry a kilobyte.
+    /// Starts a coordinator with `count` additional members, whose tags make each entry a kilobyte.
     pub fn start(count: u32) -> Coordinator {
         let folder = tempfile::tempdir().expect("a folder");
         let token = Token::generate(&mut SystemRandom);
@@ -321,7 +321,7 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
     );
     assert!(grown < UNREAD_MEMORY, "{} MiB", grown >> 20);
     let started_at = Instant::now();
-    // Some of them have left since, one by one, from the view of the other members.
+    // Other members see that some of these members have left since, one by one.
     assert!(poll(&good).0.len() >= 1500);
     println!(
         "another member is answered within {:?}",
@@ -358,7 +358,7 @@ fn members_that_read_nothing_delay_no_other_behind_their_address() {
         let request = format!("GET /v1/changes?{since}");
         http(&request, Some(&member.shown), "")
     };
-    // Each has unread what it can get of long answers: together 64 MiB.
+    // Each member leaves as many long answers unread as it gets: together 64 MiB.
     let mut unread: Vec<Https> = Vec::new();
     for member in &bad {
         for _ in 0..8 {

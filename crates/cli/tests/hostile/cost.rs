@@ -134,12 +134,13 @@ impl Hostile {
         (0..count).map(|n| self.seal(&plaintext(n))).collect()
     }
 
-    /// Blocks of records of which some are missing, and as many parity records, which have to be solved for them.
+    /// Returns blocks with missing records and as many parity records, from which the receiver has
+    /// to compute the missing ones.
     fn blocks_with_losses(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
         let mut datagrams = Vec::new();
         while datagrams.len() < count {
             let records = self.seal_each(MAX_RECORDS, |_| vec![0; size - parity::ROOM]);
-            // Apart: losses in a row may count as those of a full queue.
+            // The losses are apart: losses in a row may count as those of a full queue.
             let every = MAX_RECORDS / MAX_PARITIES;
             let arriving = records
                 .into_iter()

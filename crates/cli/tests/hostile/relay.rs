@@ -151,7 +151,7 @@ fn a_member_that_changes_its_key_again_and_again_has_one_share_of_a_relay() {
 /// The baseline of all comparisons.
 const SENT_ON: &str = "sent on";
 
-/// Repeats a datagram, so many a second.
+/// Repeats a datagram `rate` times a second.
 fn shoot(socket: &UdpSocket, to: SocketAddr, datagram: &[u8], count: u32, rate: u32) {
     let started_at = Instant::now();
     for n in 0..count {

@@ -469,7 +469,7 @@ fn the_policy_decides_about_each_device() {
         let status = mesh.gateways[0].host.status();
         let denied = &status["peers"][0]["traffic"]["inbound"]["drops"]["policy_denied"];
         assert!(denied.as_u64().unwrap_or(0) > 0, "{status}");
-        // The device may answer, and not begin.
+        // The device may answer, but not open a connection.
         let in_a = &mesh.devices[0].netns;
         assert!(!connects(in_a, mesh.at_laptop[0], OPEN));
         assert!(!pings(in_a, mesh.at_laptop[0]));
@@ -555,7 +555,7 @@ fn devices_behind_routed_gateways_reach_the_mesh_and_each_other_in_their_familie
         };
         let mesh = Mesh::with(site, &plan);
         let [printer, panel] = &mesh.at;
-        // No IPv6 address and no name for one, which the panel does not have.
+        // The panel has no IPv6 address, and so no such name.
         assert_eq!((printer.len(), panel.len()), (2, 1));
         assert!(panel[0].is_ipv4(), "{panel:?}");
         let laptop = &mesh.laptop.netns;
@@ -621,7 +621,7 @@ fn a_device_moves_to_another_site_with_its_addresses_and_disappears_there() {
             at.iter().all(|ip| found.contains(ip))
         });
         assert!(named(&mesh.laptop, "camera.site-a.seikan").is_empty());
-        // It disappears: a host that is no gateway any more leaves no device behind.
+        // The device disappears: a host that is no longer a gateway leaves no device behind.
         let running = mesh.running.pop().expect("site-b");
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
@@ -680,7 +680,7 @@ fn a_second_gateway_takes_over_the_devices_of_one_that_is_killed() {
         for address in &mesh.at_laptop {
             first_answer(in_a, *address);
         }
-        // The first one returns and stands by, and takes over in turn.
+        // The first gateway returns and stands by, and takes over in turn.
         let _first = first.up();
         std::thread::sleep(Duration::from_secs(3));
         assert!(active(&second) && !active(first));

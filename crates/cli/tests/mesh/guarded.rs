@@ -227,7 +227,7 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
         seikan_mesh::client::wait_for(client.join(&request)).expect(name);
     };
     join("first");
-    // Its token has expired.
+    // The coordinator's token has expired.
     std::thread::sleep(Duration::from_secs(3));
     join("second");
     // Tokens from before the change of users are invalid too.

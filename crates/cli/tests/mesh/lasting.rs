@@ -81,7 +81,7 @@ fn acknowledged_members_survive_a_kill_of_the_coordinator() {
                     }
                 });
             }
-            // At another moment each time.
+            // The kill is at another moment each time.
             std::thread::sleep(Duration::from_millis(300 + 37 * round));
             coordinator.signal("KILL");
         });

@@ -33,8 +33,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Starts miniupnpd on a NAT. It maps only to public addresses, and those of this site are
-/// reserved: so it gets another address, which hosts of the site reach.
+/// Starts miniupnpd on a NAT. It maps ports only to public addresses, but the addresses of this
+/// site are reserved. So it gets another address, which hosts of the site reach.
 pub fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
     let wan = nat.netlink.link("wan").expect("a link").index;
     let outside = "11.0.0.100/24".parse().expect("an address");
@@ -132,7 +132,7 @@ fn port_mapping_can_be_turned_off() {
             let seen = &hosts[0].status()["mesh"]["reflexive"];
             seen.as_array().is_some_and(|seen| !seen.is_empty())
         });
-        // A host that requested later has its mapping; so there was time.
+        // A host that requested a mapping later has it, so there was time.
         let (_other, _) = up(&hosts[1], "b", &token);
         let mapping = |host: usize| hosts[host].status()["mesh"]["port_mapping"].clone();
         eventually("the router gives a port", || {

@@ -106,7 +106,7 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
             assert_eq!(first.ended().0, Some(0));
             let _again = a.up();
             assert!(a.reaches(at_b[0], SOON));
-            // Once it is back, they find it.
+            // Once the coordinator is back, the members find it.
             let _coordinator = site.coordinator();
             eventually("it is found again", || {
                 a.status()["mesh"]["contact"] == "connected"
@@ -130,7 +130,7 @@ fn a_member_is_found_at_its_new_address() {
             let [old, new] = ["192.0.2.11/24", "192.0.2.200/24"].map(|a| a.parse().expect("one"));
             b.netlink.delete_address(b.nic, old).expect("an address");
             b.netlink.add_address(b.nic, new).expect("an address");
-            // It announces the address itself once it is usable.
+            // The member announces the address itself once it is usable.
             assert!(a.reaches(at_b[0], SOON));
         });
         let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
@@ -162,7 +162,7 @@ fn tokens_admit_as_created_and_reveal_nothing_to_others() {
         let reusable = site.token(&["--reusable"]);
         let taken = refused(texts(&reusable), "a");
         assert!(taken.contains("name"), "{taken}");
-        // Another certificate.
+        // The pin of another certificate.
         let other = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         let elsewhere = refused([reusable[0].clone(), other.to_owned()], "b");
         assert!(elsewhere.contains("certificate"), "{elsewhere}");

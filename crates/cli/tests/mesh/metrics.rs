@@ -70,10 +70,10 @@ fn metrics_count_port_probing() {
     at_nats(|site, [a, b]| {
         measured(site, [a, b], |address| {
             assert!(connect_directly([a, b], address), "{}", b.status());
-            // The others are closed once the path is chosen.
+            // The other sockets are closed once the path is chosen.
             let sockets = || metric(b, "seikan_port_search_sockets", "");
             eventually("one socket is left", || sockets() == 1.0);
-            // 256 sockets, and again after 5 s.
+            // 256 sockets were opened at once, and again after 5 s.
             assert!(metric(b, "seikan_port_search_openers_total", "") >= 256.0);
             assert_eq!(metric(a, "seikan_port_search_openers_total", ""), 0.0);
             assert!(metric(a, "seikan_peer_port_search_probes_total", "") >= 1.0);
@@ -112,7 +112,7 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
             endpoint.is_some_and(|at| at.starts_with("[100::"))
         };
         let mut host = None;
-        // At first each may send to the allocation of the other.
+        // At first each member may send to the allocation of the other.
         eventually("one forwards", || {
             host = [&a, &b].into_iter().find(forwards);
             host.is_some()

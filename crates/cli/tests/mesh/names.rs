@@ -78,7 +78,7 @@ fn other_names_go_to_the_former_name_server() {
             code(&by_connection(&a, at_a[0], "nobody.seikan")),
             NAME_ERROR
         );
-        // As a DHCP client writes it for another network.
+        // The file is written as by a DHCP client for another network.
         let network = "# Generated.\nnameserver 192.0.2.1\n";
         let file = a.folder.join("resolv.conf");
         let mut file = OpenOptions::new()
@@ -128,7 +128,7 @@ fn systemd_resolved_queries_only_names_of_the_mesh() {
         assert_eq!(code(&by_datagram(&a, at_a[0], "www.example.net")), REFUSED);
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
-        // After that, names are another server's.
+        // After that, another server answers for names.
         assert_eq!(looked_up(&a, "a.seikan"), [expected]);
     });
 }
@@ -223,7 +223,7 @@ fn names_are_answered_to_this_host_only() {
             assert_eq!(by_datagram(&b, at_a[0], "b.seikan"), b"");
             assert_eq!(by_connection(&b, at_a[0], "b.seikan"), b"");
         });
-        // From another interface of its own it may query.
+        // From another of its interfaces, the host may query.
         let answer = a.netns.run(|| {
             let socket = UdpSocket::bind("192.0.2.10:0").expect("bind");
             exchange(&socket, at_a[0], "b.seikan")
@@ -240,7 +240,7 @@ fn without_names_everything_else_is_as_with_them() {
         let [a, b] = [site.host(), site.host()];
         let at_a = a.join("a", &token);
         let at_b = b.join("b", &token);
-        // One is configured not to, the other cannot.
+        // One member is configured not to serve names, the other cannot.
         let text = fs::read_to_string(a.file()).expect("a file");
         fs::write(a.file(), format!("{text}names = false\n")).expect("write");
         let taken = b.netns.run(|| UdpSocket::bind("0.0.0.0:53").expect("bind"));

@@ -46,7 +46,7 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Makes number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside. It drops
+    /// Makes NAT `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside. It drops
     /// unsolicited packets.
     pub fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
         let netns = NetNs::create().expect("a namespace");
@@ -60,7 +60,7 @@ impl Nat {
         Nat::configure(netns, &outside, mapping, Input::Drop)
     }
 
-    /// Makes number `number` in a network of its own, 203.0.113.2/30 and so on outside: the site's
+    /// Makes NAT `number` in a network of its own, 203.0.113.2/30 and so on outside. The site's
     /// namespace routes between these networks, so that the routers are no neighbours.
     pub fn routed(site: &Site, number: u8, mapping: Mapping, input: Input) -> Nat {
         let netns = NetNs::create().expect("a namespace");
@@ -144,7 +144,7 @@ impl Nat {
         assert!(child.wait().expect("nft").success());
     }
 
-    /// Makes a host behind it.
+    /// Makes a host behind the NAT.
     pub fn host(&self, site: &Site, number: u8) -> Host {
         let at = (&self.netlink, self.lan);
         let host = site.host_at(at, &format!("10.0.0.{}/24", 10 + number));
@@ -176,7 +176,7 @@ fn up_unseen(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net:
 pub struct Two {
     pub hosts: Vec<Host>,
     pub nats: Vec<Nat>,
-    /// Addresses of the second.
+    /// Addresses of the second host.
     pub address: std::net::IpAddr,
     pub running: [Tunnel; 2],
 }
@@ -243,7 +243,7 @@ impl Two {
         }
     }
 
-    /// Returns whether the first gets an answer from the second.
+    /// Returns whether the first host gets an answer from the second.
     pub fn reaches(&self, within: Duration) -> bool {
         self.hosts[0].reaches(self.address, within)
     }
@@ -253,7 +253,7 @@ impl Two {
         [0, 1].map(|i| self.hosts[i].status()["peers"][0]["path"]["relayed"].as_bool())
     }
 
-    /// Runs `test` while the second answers.
+    /// Runs `test` while the second host answers.
     pub fn answering(&self, test: impl FnOnce()) {
         while_answering(&[&self.hosts[1]], test);
     }
@@ -565,7 +565,7 @@ fn without_a_relay_a_pair_behind_symmetric_nats_has_no_path() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let two = Two::new(site, [AddressAndPortDependent; 2]);
-        // Retries, every 5 s, find none either.
+        // Retries, every 5 s, find no path either.
         two.answering(|| assert!(!two.reaches(Duration::from_secs(12))));
     });
 }

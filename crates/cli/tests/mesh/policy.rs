@@ -160,7 +160,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         eventually("it is kept", || {
             !explain(&b, "a", "b", "tcp/8001").is_null()
         });
-        // And the peer's endpoint: the coordinator does not send it again.
+        // The member also has the peer's endpoint: the coordinator does not send it again.
         let kept = format!("{}/members.json", b.interface);
         let kept = b.folder.join("state").join(kept);
         eventually("its address is kept", || {
@@ -172,7 +172,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         let _b = b.up();
         let _listening = listen(&b);
         eventually("it knows its peer again", || b.peers() == ["a"]);
-        // From another port than before, which the peer learns by the handshake.
+        // The member sends from another port than before, which the peer learns by the handshake.
         assert!(!pings(&b, at_a[0]));
         assert!(connects(&a, at_b[0], OPEN, SOON));
         assert!(!connects(&a, at_b[0], CLOSED, NEVER));
@@ -186,7 +186,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
     });
 }
 
-/// A modified member: its interface has the other as a peer of the file, with networks behind it.
+/// A modified member: its file has the other member as a peer, with networks behind it.
 #[test]
 fn a_rule_opens_the_member_and_nothing_behind_it_nor_groups_nor_broadcasts() {
     at_a_site(|site| {

@@ -193,7 +193,7 @@ fn a_port_that_is_taken_at_a_router_is_replaced_by_another() {
         let settings = format!("listen-port = {PORT}");
         between(site, hosts, &settings, |address| {
             let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
-            // At one of the ends after 20 s, at the other after 40.
+            // One of the ends switches after 20 s, the other after 40.
             let until = Instant::now() + 2 * SOON + PROBING_TIME;
             while hosts.map(relayed) != [Some(false); 2] && Instant::now() < until {
                 take();

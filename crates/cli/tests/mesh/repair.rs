@@ -8,7 +8,8 @@ use crate::common::lossy::{LOSS, is_repaired, send_until};
 use crate::mesh::nat::{Mapping, Two};
 use crate::mesh::site::{SOON, at_a_site};
 
-/// Drops one datagram in fifty on its way out through the first NAT; `more`: the affected ones.
+/// Drops one datagram in fifty on its way out through the first NAT; `more` selects the affected
+/// ones.
 fn lose(two: &Two, more: &str) {
     two.nats[0].run_nft(&format!(
         "insert rule inet filter through iifname \"lan\" {more} {LOSS}"
@@ -59,7 +60,7 @@ fn a_change_of_the_path_starts_repair_anew() {
         two.answering(|| {
             assert!(two.reaches(SOON));
             assert_eq!(two.relayed(), [Some(false); 2]);
-            // The direct path loses, the one over the relay does not.
+            // The direct path loses packets, the path over the relay does not.
             lose(&two, "ip daddr 192.0.2.101");
             repaired(&two);
             let lossy = repair(&two);

@@ -129,7 +129,7 @@ fn an_unregistered_key_is_registered_at_the_next_start() {
         assert_eq!(fs::read_to_string(b.file()).expect("a file"), kept);
         assert_eq!(b.public_key(), before);
         let _coordinator = site.coordinator();
-        // A crash after the file was written.
+        // This is a crash after the file was written.
         b_runs.signal("KILL");
         b_runs.ended();
         let line = kept.lines().find(|line| line.starts_with("private-key"));

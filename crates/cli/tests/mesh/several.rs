@@ -166,7 +166,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             });
             site.administer(&["revoke", "c"]);
             eventually("a change is reported", || a.peers() == ["b"]);
-            // With a token from before the import.
+            // The token is from before the import.
             let at_d = d.join("d", &token);
             eventually("the new member is announced", || a.peers() == ["b", "d"]);
             let known = [&at_a, &at_b].map(|addresses| addresses[0]);
@@ -181,10 +181,10 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             assert!(status.expect("kill").success());
             let pinged = ping.wait_with_output().expect("an end");
             let said = String::from_utf8_lossy(&pinged.stdout);
-            // The last one may still be on its way when ping is interrupted.
+            // The last answer may still be on its way when ping is interrupted.
             assert!(unanswered(&said) <= 1, "{said}");
 
-            // And back: one coordinator without etcd, at the address of the first.
+            // The mesh returns to one coordinator without etcd, at the address of the first.
             let back = site.folder().join("coordinator3");
             fs::create_dir(&back).expect("a folder");
             fs::remove_file(&snapshot).expect("removed");
@@ -322,7 +322,7 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     let client = Client::new(&url, Some(pin), None, WebProxies::default()).expect("a client");
     let ask =
         || wait_for(client.changes(Cursor::default(), Duration::ZERO)).expect_err("no member");
-    // Without a credential: the coordinator answers with a refusal.
+    // The request has no credential: the coordinator refuses it.
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
     client.set_others(&[two.parse().expect("an address")]);
     client.use_next();

@@ -73,8 +73,8 @@ impl Site {
         let netns = NetNs::create().map_err(|e| e.to_string())?;
         let netlink = netns.netlink().map_err(|e| e.to_string())?;
         let bridge = netlink.create_bridge("switch").map_err(|e| e.to_string())?;
-        // A fixed address: a bridge otherwise takes the lowest of its ports, and changes it with
-        // each new port.
+        // The bridge has a fixed address: without one, it takes the lowest of its ports, and
+        // changes it with each new port.
         let mac = [2, 0, 0, 0, 0, 1];
         netlink.set_hardware_address(bridge, mac).expect("a MAC");
         let address = "192.0.2.1/24".parse().expect("an address");
@@ -199,7 +199,7 @@ impl Site {
         let path = self.folder.path().join(format!("relay{number}"));
         let folder = path.to_str().expect("UTF-8");
         let listen = format!("[::]:{}", 3478 + number);
-        // Each has its own ports.
+        // Each relay has its own ports.
         let first = 40_000 + 1000 * number;
         let ports = format!("{first}-{}", first + 999);
         let words = [
@@ -329,7 +329,7 @@ impl Host {
             .arg(program)
             .args(words)
             .env("SEIKAN_RUN_DIR", self.folder.join("run"))
-            // This machine's web proxies are none of the site's.
+            // A web proxy of this machine is not reachable from the site.
             .env_remove("https_proxy")
             .env_remove("HTTPS_PROXY")
             .env_remove("all_proxy")

@@ -72,7 +72,7 @@ fn a_host_with_an_unreadable_trust_store_does_not_start() {
         fs::create_dir(&file).expect("a folder");
         is_refused(host, "a folder");
         fs::remove_dir(&file).expect("removed");
-        // A missing file is that of a new member.
+        // A missing file is normal: a new member has none.
         end(host.up());
         fs::write(&file, &good).expect("mended");
         end(host.up());

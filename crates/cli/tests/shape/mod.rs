@@ -94,14 +94,15 @@ pub fn check_shape(name: &str, value: &Value) {
     let golden = read(&fs::read_to_string(&path).unwrap_or_default());
     let mut found = Shape::new();
     describe("", value, &mut found);
-    // A field is missing if what it would be in is there. Elements of a list may be of several kinds, or none.
+    // A field counts as missing if its object is there. Elements of a list may be of several kinds,
+    // or none.
     let missing = |path: &str| {
         let is_there = found.contains_key(path) || path.contains("[]") || path.contains(".*");
         let container = found.get(parent(path));
         !is_there && container.is_some_and(|(types, _)| types.contains("object"))
     };
     if updates() {
-        // Other tests have the same to add.
+        // Other tests may add the same fields.
         fs::create_dir_all(folder()).expect("created");
         let alone = fs::File::open(folder()).expect("a folder");
         alone.lock().expect("locked");

@@ -140,7 +140,8 @@ pub fn socks(namespace: &NetNs, proxy: SocketAddr, target: &Target) -> Result<Tc
     }
 }
 
-/// Sends a datagram through a SOCKS5 proxy (RFC 1928, section 7) until it comes back; returns whether it did.
+/// Sends a datagram through a SOCKS5 proxy (RFC 1928, section 7) repeatedly until it comes back;
+/// returns whether it did.
 pub fn socks_answers_datagram(namespace: &NetNs, proxy: SocketAddr, to: SocketAddrV4) -> bool {
     let mut control = connect(namespace, proxy).expect("the proxy");
     control.write_all(&[5, 1, 0]).expect("sent");
@@ -194,7 +195,7 @@ pub fn http(namespace: &NetNs, proxy: SocketAddr, target: &str) -> TcpStream {
     stream
 }
 
-/// Returns whether a datagram comes back from there.
+/// Returns whether a datagram to this address comes back.
 pub fn answers_datagram(namespace: &NetNs, to: SocketAddr) -> bool {
     let answered = namespace.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");

@@ -30,7 +30,7 @@ fn a_program_joins_a_mesh_and_serves_its_members() {
         let program = example(&user, "echo");
         let [token, pin] = site.token(&[]);
         let words = ["https://192.0.2.1:7443", &pin, &token, "svc", "svc.toml"];
-        // The second start needs no token: its file has what it needs.
+        // The second start needs no token: the file has everything.
         for words in [words, [words[0], words[1], "used-up", words[3], words[4]]] {
             let mut command = user.command_of(&program, &words);
             command.stderr(Stdio::inherit());

@@ -47,7 +47,7 @@ fn its_user_controls_it_and_nothing_of_it_remains() {
         });
         let mut names: Vec<String> = names.collect();
         names.sort();
-        // The peers with a session, for the next start.
+        // The file has the peers with a session, for the next start.
         let sessions = format!("{}.sessions", left.interface);
         assert_eq!(names, [sessions, "wireguard".to_owned()]);
         let sockets = fs::read_dir(user.run_dir().join("wireguard")).expect("a folder");
@@ -84,7 +84,8 @@ fn it_takes_little_memory_while_it_is_idle() {
         let (user, left) = (User::new(NOBODY), &world.left);
         let (_tunnel, _) = user.up(left, &SOCKS);
         let pid = user.status(&left.namespace, &left.interface)["pid"].to_string();
-        // Without the pages of the program's file, most of which tests use and releases do not have.
+        // The pages of the program's file do not count: tests use most of them, and releases do not
+        // have them.
         let own = status_line(&pid, "RssAnon:");
         let kilobytes: u64 = own.trim_end_matches(" kB").parse().expect(&own);
         assert!(kilobytes < 8192, "{own}");
@@ -235,7 +236,7 @@ fn without_the_option_the_error_names_it() {
 #[test]
 fn a_directory_of_another_user_in_tmp_is_refused() {
     in_world(["", ""], |world| {
-        // Of no other test.
+        // No other test uses this id.
         let id = 3_000_000_000 + std::process::id();
         let user = User::without_session(id);
         let left = &world.left;

@@ -25,7 +25,7 @@ fn sink(listener: &TcpListener) -> f64 {
     length as f64 * 8e-9 / started.elapsed().as_secs_f64()
 }
 
-/// Sends one stream from a host for that time; returns its Gbit/s.
+/// Sends one stream from a host for `time`; returns its rate in Gbit/s.
 fn stream(from: &Host, to: &str, listener: &TcpListener, time: Duration) -> f64 {
     std::thread::scope(|scope| {
         let result = scope.spawn(|| sink(listener));
@@ -46,13 +46,13 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Sends for that time.
+/// Sends for `time`.
 fn send(at: &NetNs, to: &str, time: Duration) {
     let mut socket = at
         .run(|| TcpStream::connect(to))
         .expect("namespace")
         .expect("connected");
-    // As the stack in user space.
+    // The socket has the same congestion control as the stack in user space.
     let socket_ref = socket2::SockRef::from(&socket);
     socket_ref.set_tcp_congestion(b"cubic").expect("CUBIC");
     let (chunk, end) = (vec![0; 256 << 10], Instant::now() + time);
@@ -61,7 +61,8 @@ fn send(at: &NetNs, to: &str, time: Duration) {
     }
 }
 
-/// Prints the throughput of one stream by the library and by a forwarded port, to a tunnel with an interface.
+/// Prints the throughput of one stream to a tunnel with an interface, by the library and by a
+/// forwarded port.
 #[test]
 #[ignore = "a measurement: it needs an idle machine"]
 fn throughput_of_the_library_and_of_a_forwarded_port() {

@@ -22,7 +22,7 @@ pub struct User {
     pub folder: tempfile::TempDir,
     id: u32,
     program: PathBuf,
-    /// Has a directory of the session.
+    /// Whether the user's session has a directory.
     has_session: bool,
 }
 
