@@ -28,7 +28,7 @@ use crate::tunnel::{self, Running, Started, Tunnel};
 pub use figures::{Absent, Comparison, FORWARDING, LoadSummary, Measured, Round, RoundLoad, Row};
 pub(crate) use figures::{RAW, summarise, with_ratios};
 
-/// Rest after a tunnel answers, before it is measured, and between loads.
+/// Pause between the first answer of a tunnel and its measurement, and between loads.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Rough time that starting and stopping a tunnel takes, for the progress bar only, in seconds.
 pub(crate) const START_SECONDS: f64 = 1.5;
@@ -53,7 +53,7 @@ pub enum Load {
     Bidir,
     /// UDP datagrams of 1200 bytes without a limit; the rate received
     Udp,
-    /// The same in the other direction
+    /// The same as udp in the other direction
     UdpRev,
     /// One TCP stream through the tunnel and one beside it; the rate of the one beside; only for
     /// `bench --path`, as all loads below
@@ -240,12 +240,12 @@ fn check(options: &BenchOptions) -> Result<()> {
 pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<()> {
     if rounds == 0 || loads.is_empty() {
         return Err(LabError::Usage(
-            "nothing to measure: at least one round and one load are needed".into(),
+            "nothing to measure: give at least one round and one load".into(),
         ));
     }
     if !seconds.is_finite() || !(0.1..=3600.0).contains(&seconds) {
         return Err(LabError::Usage(format!(
-            "{seconds} s per load: 0.1 to 3600 are possible"
+            "cannot measure for {seconds} s per load: use 0.1 to 3600 s"
         )));
     }
     Ok(())

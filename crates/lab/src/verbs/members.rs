@@ -32,10 +32,10 @@ pub const PAUSE: Duration = Duration::from_millis(20);
 /// Simulated members, and where figures go.
 #[derive(Debug, Args)]
 pub struct Crowd {
-    /// Members
+    /// Number of members
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
     pub members: u32,
-    /// Changes in a second
+    /// Number of changes per second
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub changes: u32,
     #[command(flatten)]

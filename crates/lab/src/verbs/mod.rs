@@ -62,13 +62,13 @@ pub enum LabVerb {
     Bench(tunnels::BenchArguments),
     /// Measure paths from a device through a gateway, rounds interleaved
     Gateway(tunnels::GatewayArguments),
-    /// Run one end of the naive encapsulator, a fault to compare with and to find
+    /// Run one end of the naive encapsulator, which fails behind receive offload
     #[command(hide = true)]
     Naive(subjects::NaiveArguments),
     /// Carry frames between two TAP devices, with faults
     #[command(hide = true)]
     Wire(CarrierOptions),
-    /// Run one end of the crude tunnel, sick in chosen ways
+    /// Run one end of the crude tunnel, with chosen faults
     #[command(hide = true)]
     Crude(CrudeOptions),
     /// Run one end of a program that only passes packets on
@@ -82,7 +82,7 @@ pub enum LabVerb {
     Score(score::ScoreArguments),
     /// Measure the throughput that the doctor's measurements cost
     Cost(cost::CostArguments),
-    /// Let many members join one coordinator, and change
+    /// Measure one coordinator while many members join and change
     Mesh(mesh::MeshArguments),
     /// Kill a coordinator and a member of etcd while members change
     Coordinators(coordinators::CoordinatorsArguments),
