@@ -12,7 +12,7 @@ pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Returns the name of a value, as options have it.
+/// Returns the name of a value, as options spell it.
 pub(crate) fn name(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()

@@ -21,7 +21,7 @@ use crate::site::Host;
 const SNAP_LENGTH: usize = 128;
 /// Maximum number of packets that are kept: 10 s of 50,000 packets a second.
 const MAX_PACKETS: usize = 1 << 19;
-/// The thread looks at its flag this often, in milliseconds.
+/// Interval at which the thread checks its flag, in milliseconds.
 const PATIENCE: u16 = 50;
 /// Magic number of a capture with times in nanoseconds, its version, and raw IP packets
 /// (`LINKTYPE_RAW`), from the IETF draft of the format (draft-ietf-opsawg-pcap).
@@ -151,7 +151,8 @@ fn record(
     Ok(captured)
 }
 
-/// Magic, version, time zone and accuracy (both always 0), bytes of each packet, kind of packets.
+/// Returns the header of the file: magic number, version, time zone and accuracy (both always 0),
+/// maximum bytes of a packet, kind of packets.
 fn file_header() -> [u8; 24] {
     let mut header = [0; 24];
     header[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -162,7 +163,7 @@ fn file_header() -> [u8; 24] {
     header
 }
 
-/// Seconds, nanoseconds, bytes in the file, bytes of the packet.
+/// Returns the header of a packet: seconds, nanoseconds, bytes in the file, bytes of the packet.
 fn packet_header(at: Duration, length: usize, packet_length: usize) -> [u8; 16] {
     let mut header = [0; 16];
     let words = [

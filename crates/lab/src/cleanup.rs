@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::error::{LabError, Result};
 
-/// Reads steps, a line each, and takes the last one first.
+/// Reads steps, one a line, and runs them in reverse order once the input ends.
 const SCRIPT: &str = r#"
 while IFS= read -r step; do set -- "$step" "$@"; done
 for step; do

@@ -31,7 +31,7 @@ use crate::tunnel::{self, Tunnel};
 
 pub use broken::Chapter;
 
-/// The tunnels shown; the first is the yardstick.
+/// The tunnels shown. The first is the raw link, to which ratios refer.
 const SHOWN: [&str; 3] = ["raw", "seikan-native", "seikan-wireguard"];
 /// Name of the row of the device behind a gateway.
 pub const GATEWAY: &str = "seikan-gateway";
@@ -92,7 +92,7 @@ pub struct DemoReport {
     pub rows: Vec<DemoRow>,
     /// The broken tunnel, and the doctor's diagnosis.
     pub doctor: Option<Chapter>,
-    /// Why there is none that convinces.
+    /// Why no run of the doctor's part was convincing.
     pub doctor_error: Option<String>,
 }
 
@@ -131,7 +131,7 @@ pub fn demo(
 ) -> Result<DemoReport> {
     if !options.seconds.is_finite() || !(0.1..=600.0).contains(&options.seconds) {
         return Err(LabError::Usage(format!(
-            "{} s per load: 0.1 to 600 are possible",
+            "cannot measure for {} s per load: use 0.1 to 600 s",
             options.seconds
         )));
     }

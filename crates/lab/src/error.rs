@@ -54,7 +54,7 @@ pub enum LabError {
         seconds: f64,
     },
     /// A tunnel's process ended although it should still be running.
-    #[error("{name} ended ({status}); its last words:\n{log}")]
+    #[error("{name} ended ({status}); the end of its log:\n{log}")]
     ChildExited {
         /// The program and its role.
         name: String,
@@ -82,7 +82,7 @@ impl LabError {
     }
 }
 
-/// Doing something that may fail with an [`io::Error`].
+/// Adds the action that failed to an [`io::Error`].
 pub(crate) trait Doing<T> {
     /// Names the action that failed, as a verb phrase.
     fn doing(self, action: impl Into<String>) -> Result<T>;
@@ -94,7 +94,7 @@ impl<T> Doing<T> for io::Result<T> {
     }
 }
 
-/// A failure in words; only an interruption stays an error.
+/// Turns an error into its text; only an interruption stays an error.
 pub(crate) fn in_words<T>(outcome: Result<T>) -> Result<std::result::Result<T, String>> {
     match outcome {
         Err(LabError::Interrupted) => Err(LabError::Interrupted),

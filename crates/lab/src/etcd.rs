@@ -154,8 +154,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills all members, and starts them with the content of such a file. `is_new`: with another
-    /// cluster id, as etcd's documentation requires.
+    /// Kills all members, and starts them with the content of a file that [`Cluster::snapshot`]
+    /// wrote. `is_new`: with another cluster id, as etcd's documentation requires.
     ///
     /// # Errors
     /// [`LabError::Setup`].
@@ -292,7 +292,7 @@ impl Drop for Cluster {
 /// (`ip_local_port_range` begins at 32,768).
 fn free_ports(count: usize) -> Result<Vec<u16>> {
     const PORTS: std::ops::Range<u16> = 10_000..32_000;
-    // Other clusters of this machine begin elsewhere.
+    // Clusters of other processes begin at other ports.
     let first = std::process::id() as usize * 64 % PORTS.len();
     let all = PORTS.skip(first).chain(PORTS.take(first));
     let free = all.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
@@ -308,13 +308,13 @@ fn within<T: Send>(netns: Option<&NetNs>, work: impl FnOnce() -> T + Send) -> Re
     match netns {
         Some(netns) => netns
             .run(work)
-            .map_err(|e| LabError::Setup(format!("a cluster of etcd: {e}"))),
+            .map_err(|e| LabError::Setup(format!("cannot run a cluster of etcd: {e}"))),
         None => Ok(work()),
     }
 }
 
 fn failed(error: std::io::Error) -> LabError {
-    LabError::Setup(format!("a cluster of etcd: {error}"))
+    LabError::Setup(format!("cannot run a cluster of etcd: {error}"))
 }
 
 #[cfg(test)]

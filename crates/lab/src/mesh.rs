@@ -56,7 +56,8 @@ impl Mesh {
         folder: &Path,
         interrupt: &Interrupt,
     ) -> Result<(Mesh, Process)> {
-        // The services, as the daemons' user, pass through to their own folders.
+        // The services run as the daemons' user and must be able to enter their directories below
+        // it.
         fs::set_permissions(folder, Permissions::from_mode(0o755))
             .doing("open the folder to the services")?;
         let mut mesh = Mesh {
@@ -71,7 +72,7 @@ impl Mesh {
             // Devices behind members need no approval here.
             let said = mesh.administer(host, &["token", "--reusable", "--devices"]);
             let said = said.ok();
-            // Its certificate may not be there yet.
+            // The coordinator may not have made its certificate yet.
             Ok(said.filter(|said| said.contains("--pin")))
         })?;
         let after = |option: &str| {
@@ -83,15 +84,15 @@ impl Mesh {
         Ok((mesh, process))
     }
 
-    /// Starts the coordinator, once more perhaps.
+    /// Starts the coordinator, or restarts it.
     pub(crate) fn start_coordinator(&self, host: &Host) -> Result<Process> {
         let (store, listen) = (self.path("coordinator"), self.coordinator.to_string());
         let words = ["coordinator", "--dir", &store, "--listen", &listen];
         self.spawn(host, "coordinator", &words, &[])
     }
 
-    /// Starts a relay that the mesh knows, by TLS at the same port of TCP as well, with these ports
-    /// for pairs and these variables in its environment.
+    /// Starts a relay and adds it to the mesh. It also accepts TLS, at the TCP port of the same
+    /// number. `ports` are its ports for pairs, `environment` the variables of its environment.
     pub(crate) fn start_relay(
         &self,
         host: &Host,
@@ -105,7 +106,7 @@ impl Mesh {
         let words = ["relay", "--dir", &folder, "--listen", &at];
         let rest = ["--tls-listen", &at, "--ports", ports, "--rate", "100G"];
         let mut process = self.spawn(host, &name, &[&words[..], &rest].concat(), environment)?;
-        // The last that it writes, once it listens: its port and its pin.
+        // The relay writes this file last, once it listens. The file has the port and the pin.
         let tls = patiently("the relay listens", interrupt, || {
             process.check_alive()?;
             let noted = fs::read_to_string(format!("{folder}/tls")).ok();
@@ -126,8 +127,8 @@ impl Mesh {
         run(host, &self.folder, &words)
     }
 
-    /// Has a host join under a name; its tunnel is not up yet. Interfaces' names are the whole
-    /// machine's.
+    /// Makes a host join under a name; its tunnel is not up yet. The name of the interface must be
+    /// unique on the machine.
     pub(crate) fn join(&self, host: &Host, name: &str, interface: &str) -> Result<Member> {
         let (url, file) = (
             format!("https://{}", self.coordinator),
@@ -199,11 +200,13 @@ impl Member {
             &self.folder,
             &["status", &self.interface, "--json"],
         )?;
-        serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
+        serde_json::from_str(&said).map_err(|e| {
+            LabError::Setup(format!("cannot parse the output of `seikan status`: {e}"))
+        })
     }
 }
 
-/// Tries until there is something, for a minute.
+/// Calls a function until it returns a value, for at most a minute.
 pub(crate) fn patiently<T>(
     event: &str,
     interrupt: &Interrupt,

@@ -29,7 +29,7 @@ pub fn seikan() -> std::result::Result<PathBuf, String> {
 /// [`LabError::Setup`] when there is none.
 pub fn seikan_command() -> Result<Command> {
     let mut command = seikan().map(Command::new).map_err(LabError::Setup)?;
-    // A web proxy of this machine is none of the lab's networks.
+    // A web proxy of this machine is not reachable from the lab's networks.
     for variable in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(variable);
     }
@@ -61,7 +61,7 @@ pub(crate) fn need_lab() -> std::result::Result<(), String> {
     lab().map(drop)
 }
 
-/// Whether tunnel devices can be had, by opening the file that makes them.
+/// Checks whether tunnel devices can be created, by opening the file that creates them.
 pub(crate) fn need_tun() -> std::result::Result<(), String> {
     let opened = File::options().read(true).write(true).open("/dev/net/tun");
     opened.map(drop).map_err(|e| format!(

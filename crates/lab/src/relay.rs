@@ -54,9 +54,9 @@ pub struct RelayOptions {
 /// One round.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RelayRound {
-    /// By the relay, in Gbit/s.
+    /// Rate through the relay, in Gbit/s.
     pub relayed: f64,
-    /// Directly, in Gbit/s.
+    /// Rate over the direct path, in Gbit/s.
     pub direct: f64,
     /// Time from the moment a direct path exists until both ends use it, in seconds.
     pub found_after: f64,
@@ -85,15 +85,15 @@ pub struct Missing {
 pub struct RelayReport {
     /// Options of the run.
     pub options: RelayOptions,
-    /// From the first packet until an answer came by the relay, in seconds.
+    /// Time from the first packet until an answer came through the relay, in seconds.
     pub first_answer: f64,
     /// Each round.
     pub rounds: Vec<RelayRound>,
     /// Losses of the same number of changes to the direct path, under a stream of 500 Mbit/s.
     pub paced: Vec<Missing>,
-    /// By the relay, in Gbit/s.
+    /// Rate through the relay, in Gbit/s.
     pub relayed: Spread,
-    /// Directly, in Gbit/s.
+    /// Rate over the direct path, in Gbit/s.
     pub direct: Spread,
     /// Median through the relay divided by the median of the direct path.
     pub ratio: Option<f64>,
@@ -121,7 +121,8 @@ pub struct Relayed {
     pub rate: f64,
     /// Processor time of the relay divided by elapsed time: the number of processors it kept busy.
     pub relay_busy: f64,
-    /// The same of the two members: of each, its tunnel and, with coturn, its TURN client.
+    /// The same ratio for the two members together: their tunnels and, with coturn, their TURN
+    /// clients.
     pub members_busy: f64,
 }
 

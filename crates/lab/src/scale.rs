@@ -101,7 +101,9 @@ impl ScaleTest {
     pub fn add(&mut self) -> Result<usize> {
         let number = self.reals.len();
         if number >= MOST {
-            return Err(LabError::Usage(format!("{MOST} real members at most")));
+            return Err(LabError::Usage(format!(
+                "cannot add a member: {MOST} real members are the maximum"
+            )));
         }
         let end = FIRST + 1 + number as u8;
         let host = Host::create("member", end)?;
@@ -142,7 +144,7 @@ impl ScaleTest {
             .as_secs_f64())
     }
 
-    /// From the first packet of one to another until its answer, in seconds.
+    /// Returns the seconds from the first packet of one member to another until its answer.
     ///
     /// # Errors
     /// No answer; [`LabError::Interrupted`].

@@ -3,7 +3,8 @@
 //!
 //! Load and measured quantity stay the same throughout: the rate that the receiving application
 //! reads. A short queue drops parts of a bursty stream on every machine; queue and burst length are
-//! found by trying. A run that does not convince is repeated once; a second one is an error.
+//! found by trying. A run that is not convincing is repeated once; if the second run is not
+//! convincing either, this is an error.
 
 use std::fmt;
 use std::time::Duration;
@@ -134,10 +135,10 @@ impl fmt::Display for Objection {
                 f,
                 "cannot show the cause: the doctor named {cause}, not {CAUSE}; run it again while the machine has less to do"
             ),
-            Self::NotKept(why) => write!(f, "cannot show the fix: the doctor took it back: {why}"),
+            Self::NotKept(why) => write!(f, "cannot show the fix: the doctor reverted it: {why}"),
             Self::NotRepaired { repaired, healthy } => write!(
                 f,
-                "cannot show that it is repaired: {repaired:.1} Mbit/s arrive, of {healthy:.1} before"
+                "cannot show that the tunnel is repaired: {repaired:.1} Mbit/s arrive, of {healthy:.1} before"
             ),
             Self::Contradiction {
                 turns,
@@ -248,7 +249,7 @@ fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
         let host = &running.hosts.a;
         let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
         live(&running.ends(), &load, interrupt, play)?;
-        // Longer bursts help only against this objection.
+        // Longer bursts are tried only if the stream did not suffer.
         if !matches!(chapter.objection(), Some(Objection::NotFelt { .. })) {
             break;
         }

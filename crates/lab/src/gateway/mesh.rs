@@ -31,7 +31,9 @@ pub(super) fn start(
     interrupt: &Interrupt,
 ) -> Result<InMesh> {
     let internet = site.internet.as_ref();
-    let internet = internet.ok_or_else(|| LabError::Usage("no internet for a mesh".to_owned()))?;
+    let internet = internet.ok_or_else(|| {
+        LabError::Usage("cannot start a mesh: gateway and remote are not behind NATs".to_owned())
+    })?;
     let (core, address) = internet.host();
     let coordinator = (address, COORDINATOR).into();
     let (mesh, process) = Mesh::start(core, coordinator, dir, interrupt)?;

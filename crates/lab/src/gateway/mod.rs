@@ -103,7 +103,7 @@ impl GatewayOptions {
     }
 }
 
-/// Compares ways through a gateway; calls `progress` before every step.
+/// Compares the rows; calls `progress` before every step.
 ///
 /// # Errors
 /// Options without meaning; [`LabError::Interrupted`]. A row's own failure is in the report.
@@ -116,7 +116,7 @@ pub fn gateway(
     refuse_path_loads(&options.loads)?;
     if !(1..=MAX_DEVICES).contains(&options.devices) {
         return Err(LabError::Usage(format!(
-            "{} devices: 1 to {MAX_DEVICES} are possible",
+            "cannot make {} devices: use 1 to {MAX_DEVICES}",
             options.devices
         )));
     }
@@ -151,8 +151,8 @@ pub fn gateway(
     Ok(Comparison::of(options.clone(), rows, absent))
 }
 
-/// Fills in the latency beyond plain forwarding, where that was measured. The yardstick has one hop
-/// less: nothing to compare with.
+/// Fills in the latency beyond plain forwarding, where that was measured. The row without a gateway
+/// is left out, because its path has one hop less.
 fn with_added_latency(mut rows: Vec<Row>) -> Vec<Row> {
     let forwarding = rows.iter().find(|row| row.name == FORWARDING);
     let forwarding = forwarding.and_then(|row| row.ping_us);
@@ -166,7 +166,7 @@ fn with_added_latency(mut rows: Vec<Row>) -> Vec<Row> {
 /// Brings a transparent gateway up and hands the device and the remote to `then`.
 ///
 /// # Errors
-/// What cannot be made or does not come up, and what `then` says.
+/// The site or the gateway does not start; the error of `then`.
 pub(crate) fn behind(
     nic: Nic,
     interrupt: &Interrupt,

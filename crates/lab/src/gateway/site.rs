@@ -35,15 +35,16 @@ pub const WAN: &str = "wan0";
 const BRIDGE: &str = "switch";
 /// The device's NIC.
 const NIC: &str = "eth0";
-/// Interface number of the first device in all networks.
+/// Last byte of the first device's addresses in all networks.
 const DEVICE: u8 = 10;
 /// Maximum number of devices of a site.
 pub const MAX_DEVICES: u8 = 100;
 
-/// Numbers of the gateway and of the remote on the LAN. The remote only appears there, through a
-/// transparent gateway.
+/// Last bytes of the addresses of the gateway and of the remote on the LAN. The remote appears
+/// there only through a transparent gateway.
 const TAKEN: [u8; 2] = [1, 202];
-/// The networks behind the NATs of gateway and remote, and their last byte there.
+/// The networks behind the NATs of gateway and remote, and the last byte of either host's address
+/// in its network.
 const HOMES: [[u8; 3]; 2] = [[10, 0, 1], [10, 0, 2]];
 const AT_HOME: u8 = 10;
 /// Last bytes of the outer addresses of the two NATs.

@@ -165,7 +165,7 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
         let pinged = ping(&running.ends(), &LatencyOptions::default(), interrupt);
         pinged.and_then(|_| seikan_load::join(seen))
     })?;
-    let unknown = || LabError::Setup(format!("{name} does not tell its public key"));
+    let unknown = || LabError::Setup(format!("{name} does not report its public key"));
     let status = running.status();
     let key = status
         .get(1)

@@ -7,17 +7,18 @@ use crate::error::{LabError, Result};
 
 const FILE: &str = "libfaketime.so.1";
 
-/// The environment that moves a program's clock by an offset such as `+1h`; empty without one.
+/// Returns the environment variables that change a program's clock by an offset such as `+1h`;
+/// empty without an offset.
 ///
 /// # Errors
-/// No library.
+/// The library is not installed.
 pub(super) fn environment(offset: Option<&str>) -> Result<Vec<(String, String)>> {
     let Some(offset) = offset else {
         return Ok(Vec::new());
     };
     let library = library().ok_or_else(|| {
         LabError::Setup(format!(
-            "no {FILE}, by which a clock is wrong: is it installed (Debian: faketime)"
+            "cannot find {FILE}, which sets a wrong clock: install it (Debian: faketime)"
         ))
     })?;
     let variables = [

@@ -79,7 +79,7 @@ pub fn events(
             let all: Vec<&str> = plan.events.iter().map(|e| e.name.as_str()).collect();
             let all = all.join(", ");
             return Err(LabError::Usage(format!(
-                "no event `{name}`: there are {all}"
+                "no event is called `{name}`: use one of {all}"
             )));
         }
     }

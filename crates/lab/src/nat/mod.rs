@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Interval of queries of the members' paths.
 const ASK: Duration = Duration::from_millis(100);
-/// Ports of services.
+/// Ports of the coordinator and of the relays.
 const COORDINATOR: u16 = 7443;
 const RELAY: u16 = 3478;
 /// The first port for pairs of the first relay, and the number of ports of each relay.
@@ -175,7 +175,7 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         patiently("the members know each other", interrupt, || {
             stage.check_alive()?;
             let known = |end: usize| {
-                // Not up yet.
+                // The tunnel may not be up yet.
                 let status = stage.status(end).unwrap_or_default();
                 !status["peers"][0]["path"]["candidates"].is_null()
             };
@@ -311,7 +311,7 @@ impl Stage {
         };
         patiently("host A is up", interrupt, || {
             stage.check_alive()?;
-            // Not up yet.
+            // The tunnel may not be up yet.
             let Ok(status) = stage.status(0) else {
                 return Ok(None);
             };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 use crate::site::NatBox;
 
-/// The file in the program.
+/// The plan that is part of the program.
 pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
 /// Suffix of the names of NATs with hosts that also have IPv6.
@@ -33,9 +33,9 @@ pub enum PathKind {
 /// Version of the Internet Protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Family {
-    /// 4.
+    /// Version 4.
     IPv4,
-    /// 6.
+    /// Version 6.
     IPv6,
 }
 
@@ -82,7 +82,7 @@ pub struct Expect {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Happening {
-    /// Nothing.
+    /// No event.
     Nothing,
     /// B's innermost router forgets all mappings.
     RestartNat {
@@ -207,7 +207,7 @@ impl Plan {
     /// # Errors
     /// [`LabError::Usage`] with the mistake and its position.
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong = |what: String| LabError::Usage(format!("the scenario file: {what}"));
+        let wrong = |what: String| LabError::Usage(format!("cannot use the plan: {what}"));
         let plan: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         if !(0.0..=LONGEST_DELAY).contains(&plan.delay_ms) {
             let most = LONGEST_DELAY;
@@ -250,7 +250,10 @@ impl Plan {
         });
         found.ok_or_else(|| {
             let all: Vec<&str> = self.nats.iter().map(|nat| nat.name.as_str()).collect();
-            LabError::Usage(format!("no NAT `{name}`: there are {}", all.join(", ")))
+            LabError::Usage(format!(
+                "no NAT is called `{name}`: use one of {}",
+                all.join(", ")
+            ))
         })
     }
 

@@ -117,7 +117,7 @@ impl Site {
                 }
                 _ => {
                     return Err(LabError::Usage(format!(
-                        "{}: IPv6 is played behind one box of a host's own, or none",
+                        "cannot play {}: a host with IPv6 is behind one box of its own, or behind none",
                         cell.name()
                     )));
                 }
@@ -149,7 +149,7 @@ impl Site {
         router.restart(source)
     }
 
-    /// B's outermost box has another address outside, or B itself if it has none.
+    /// Replaces the outer address of B's outermost box; without a box, the address of B itself.
     pub(super) fn change_address(&self) -> Result<()> {
         match self.routers[1].first() {
             Some(router) => router.change_address(),
@@ -176,7 +176,7 @@ fn inner(depth: usize, last: bool) -> [u8; 3] {
     if last { HOME } else { [100, 64, depth as u8] }
 }
 
-/// The innermost switch.
+/// Returns the inner switch of the innermost box; without a box, the switch of the internet.
 fn outer<'a>(internet: &'a Switch, shared: &'a [Router], own: &'a [Router]) -> &'a Switch {
     let last = own.last().or(shared.last());
     last.map_or(internet, |router| &router.inside)

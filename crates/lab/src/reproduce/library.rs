@@ -78,7 +78,7 @@ pub(super) fn without_extensions() -> Variable {
     ("OPENSSL_ia32cap".to_owned(), "0x0:0x0".to_owned())
 }
 
-/// Every cipher once a round.
+/// Measures every cipher once a round.
 pub(super) fn figures(bench: &Bench<'_>, found: &mut Experiment) -> Result<()> {
     let own: [(&str, &Algorithm); 2] = [
         ("Seikan AES-256-GCM", &AES_256_GCM),

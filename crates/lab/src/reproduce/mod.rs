@@ -126,7 +126,7 @@ impl Experiment {
 type Step = fn(&mut Bench<'_>, &mut Experiment) -> Result<()>;
 
 impl Experiment {
-    /// Runs a part. Its failure is noted, and the others go on; only an interruption ends the
+    /// Runs a part. A failure is noted, and the other parts run; only an interruption ends the
     /// experiment.
     fn attempt(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match part(self) {
@@ -139,7 +139,7 @@ impl Experiment {
         }
     }
 
-    /// The value, if there is one; its failure is noted with this context.
+    /// Returns the value, or notes its failure with this context.
     fn unless_failed<T>(&mut self, context: &str, value: Result<T>) -> Result<Option<T>> {
         match value {
             Err(LabError::Interrupted) => Err(LabError::Interrupted),
@@ -183,7 +183,7 @@ pub fn reproduce(
 ) -> Result<Experiment> {
     if options.rounds == 0 || !(0.1..=600.0).contains(&options.seconds) {
         return Err(LabError::Usage(
-            "at least one round, and 0.1 to 600 s for each load".into(),
+            "cannot measure: use at least one round, and 0.1 to 600 s for each load".into(),
         ));
     }
     let begin = Instant::now();

@@ -11,7 +11,7 @@ use crate::tunnel::seikan::Seikan;
 /// The variable with the path of that program, as `make reproduce` sets it.
 const PROGRAM: &str = "SEIKAN_NULL_BIN";
 
-/// Returns its path, if there is one.
+/// Returns the path of the program, if the variable is set.
 pub(super) fn program() -> Option<PathBuf> {
     std::env::var_os(PROGRAM).map(PathBuf::from)
 }
@@ -27,7 +27,7 @@ pub(super) fn tunnel() -> Result<Arc<dyn Tunnel>> {
     Ok(Arc::new(tunnel))
 }
 
-/// Says that there is none.
+/// Returns a note that the program is missing.
 pub(super) fn missing() -> String {
     format!(
         "Without a cipher Seikan is not measured: ${PROGRAM} names no program that has none (cargo build --profile lab \

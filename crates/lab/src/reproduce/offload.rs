@@ -31,7 +31,7 @@ const ROWS: [(&str, &str); 5] = [
     ("seikan-transparent", "Seikan, GRO on"),
     (NAIVE_HOSTS, "naive, host to host, no gateway"),
 ];
-/// Position of the last one.
+/// Position of the last row.
 const HOSTS: usize = 4;
 const NAIVE: &str = "naive-gro";
 /// Approximate share of the whole time that the comparison of gateways takes.
@@ -39,7 +39,7 @@ const COMPARED: f64 = 0.6;
 /// Interval of samples of a connection, and their duration as a multiple of a load.
 const EVERY: Duration = Duration::from_millis(100);
 const FOLLOWED: f64 = 3.0;
-/// Interval of its throughput, in seconds.
+/// Interval of the connection's throughput, in seconds.
 const RATE_EVERY: f64 = 0.5;
 /// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS; host to host it was
 /// "above 30". UDP made about 30 in both.
@@ -139,7 +139,7 @@ fn counts(report: &GatewayReport, limit: Option<u64>) -> List {
     List::new(titled(title, limit), &columns, rows)
 }
 
-/// Every row and load, in rounds, by the comparison of gateways.
+/// Measures every row and load in rounds, by the comparison of gateways.
 fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
     let options = GatewayOptions {
         seconds: bench.options.seconds,

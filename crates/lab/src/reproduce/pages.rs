@@ -19,7 +19,7 @@ use crate::tunnel::Started;
 const PORT: u16 = 8_080;
 const PAGE: &str = "5m.html";
 const PAGE_BYTES: usize = 5 << 20;
-/// The source made 500 requests over 8 connections; here it is that or a time.
+/// Maximum number of requests, as many as the source made. The time of a load may end them earlier.
 pub(super) const REQUESTS: u32 = 500;
 pub(super) const CONNECTIONS: u32 = 8;
 /// Maximum time until the web server answers, and until `ab` ends after its time.
@@ -72,7 +72,8 @@ pub(super) fn request_repeatedly(
         .ok_or_else(|| LabError::Setup(format!("`ab` failed ({status}): {}", said.trim())))
 }
 
-/// `Transfer rate:          111139.88 [Kbytes/sec] received`.
+/// Returns the rate in a line such as `Transfer rate:          111139.88 [Kbytes/sec] received`, in
+/// KB/s.
 ///
 /// `None` if requests failed or were not answered with the page.
 fn transfer_rate(said: &str) -> Option<f64> {
@@ -85,7 +86,7 @@ fn transfer_rate(said: &str) -> Option<f64> {
     value("Transfer rate:").filter(|_| failed == 0.0)
 }
 
-/// nginx in the foreground, with one page, everything it writes in `dir`.
+/// Starts nginx in the foreground, with one page. It writes all its files into `dir`.
 pub(super) fn web_server(host: &Host, dir: &Path) -> Result<Process> {
     let program = program("nginx", "nginx-light")?;
     let page: Vec<u8> = b"seikan \n"

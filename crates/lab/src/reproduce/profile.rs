@@ -136,7 +136,8 @@ fn least_share(bytes: &[u64]) -> Option<f64> {
     (all > 0).then(|| *least as f64 * bytes.len() as f64 / all as f64)
 }
 
-/// Throughput by pattern: how much, of each guest, how much it swings, how it is distributed.
+/// Adds the throughput by pattern: of all guests and of each, its variation over time, and its
+/// distribution.
 fn patterns(
     bench: &mut Bench<'_>,
     switch: Switch,
@@ -259,7 +260,7 @@ fn steps(mut values: Vec<f64>) -> Vec<[f64; 2]> {
         .collect()
 }
 
-/// A way to record what happens while guests send.
+/// A method to record events while guests send.
 #[derive(Clone, Copy, PartialEq)]
 enum Recorder {
     Nothing,
@@ -311,7 +312,7 @@ fn costs(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
                     };
                     let looker = Looker {
                         level,
-                        // The doctor looks for whole seconds, and not for less.
+                        // The doctor measures for a whole number of seconds.
                         seconds: bench.options.seconds.ceil().max(2.0),
                         ..Looker::new(name, &network.switch, UPLINK)
                     };

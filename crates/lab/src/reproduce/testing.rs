@@ -6,8 +6,8 @@ use super::{Bench, Desk, ReproduceOptions, Source};
 use crate::error::{LabError, Result};
 use crate::site::Host;
 
-/// Runs a test with short loads in one round. Fails where the lab cannot run although everything is
-/// required; says so and passes elsewhere.
+/// Runs a test with short loads in one round. If the lab cannot run, it prints the reason and
+/// passes, or fails where all tests are required.
 pub(super) fn short(source: Source, work: impl FnOnce(&mut Bench<'_>) -> Result<()>) {
     let options = ReproduceOptions {
         seconds: 0.6,

@@ -1,5 +1,5 @@
-//! Judges stored recordings again by the present rules: the effect of a changed rule on the score
-//! is known in seconds, without root and without a tunnel.
+//! Diagnoses stored recordings again by the current rules. It takes seconds and needs neither root
+//! nor a tunnel, and shows the effect of a changed rule on the score.
 
 use std::fs::File;
 use std::io::Read;
@@ -40,7 +40,7 @@ pub fn recording_file(directory: &Path, id: &str) -> PathBuf {
 /// Reads a recording.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The file cannot be read, or is not a recording.
 pub(crate) fn load(file: &Path) -> Result<Recording> {
     let read = || LabError::io(format!("read {}", file.display()));
     let source = File::open(file).map_err(read())?;

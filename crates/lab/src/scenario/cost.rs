@@ -23,7 +23,8 @@ use crate::process::{Killed, silent};
 use crate::site::{Host, Link};
 use crate::tunnel::{self, Changes};
 
-/// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
+/// Levels that are compared with no doctor at all, each with its maximum acceptable cost, as a
+/// share.
 const LEVELS: [(u32, f64); 2] = [(1, 0.01), (2, 0.03)];
 /// Tunnels that are measured if none is named.
 pub const COST_TUNNELS: [&str; 3] = ["seikan-native", "seikan-wireguard", "openvpn"];
@@ -111,7 +112,7 @@ pub fn cost(
     Ok(rows)
 }
 
-/// A gain is a loss the other way round.
+/// Converts a gain into a loss.
 fn lost(gain: Interval) -> Interval {
     Interval {
         value: -gain.value,
@@ -162,7 +163,7 @@ impl Turns<'_> {
         Ok(pairs)
     }
 
-    /// The rate in a block, with a doctor at work or without.
+    /// Measures the rate in a block, with a running doctor or without.
     fn block(&self, level: Option<u32>) -> Result<f64> {
         let mut looking = level
             .map(|level| Looking::start(self.host, &self.interface, level))
@@ -177,7 +178,7 @@ impl Turns<'_> {
     }
 }
 
-/// A doctor at work.
+/// A running doctor.
 struct Looking(Killed);
 
 impl Looking {
@@ -189,7 +190,7 @@ impl Looking {
         Killed::start(host, silent(&mut command)).map(Self)
     }
 
-    /// Tells it to end, as Ctrl-C does, and waits.
+    /// Ends the doctor as Ctrl-C does, and waits.
     fn end(&mut self, interrupt: &Interrupt) -> Result<()> {
         const NAME: &str = "`seikan doctor`";
         let child = &mut self.0.0;

@@ -135,7 +135,6 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
         .map_err(|e| LabError::Setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
     answer.diagnosis.seconds = if arguments.fix {
         // The time of the verdict, after which the doctor continued.
-
         answer.cost.seconds
     } else {
         elapsed

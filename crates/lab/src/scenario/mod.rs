@@ -211,7 +211,10 @@ impl Scenario {
             return Err("without a fault the cause is `healthy`, and with one it is not".into());
         }
         if !(1..=256).contains(&self.load.streams) {
-            return Err(format!("{} streams: 1 to 256", self.load.streams));
+            return Err(format!(
+                "{} streams are out of range: use 1 to 256",
+                self.load.streams
+            ));
         }
         if self
             .load
@@ -238,7 +241,9 @@ impl Scenario {
         }
         if let Some(second) = &self.second {
             if self.fault.is_none() || !second.fault.is_of_a_running_tunnel() {
-                return Err("a second fault is one of a tunnel that runs and has a first".into());
+                return Err(
+                    "a second fault must apply to a running tunnel that has a first fault".into(),
+                );
             }
             if second.cause == self.cause || second.fault.kind == self.fault.kind {
                 return Err("the second fault is the first".into());

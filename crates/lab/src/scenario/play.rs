@@ -221,8 +221,11 @@ pub fn run(
 
 /// The tunnel called `name`, if it can run here.
 pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Arc<dyn Tunnel>> {
-    let tunnel = tunnel::named(name, changes)
-        .ok_or_else(|| LabError::Usage(format!("no tunnel `{name}` that this can be done to")))?;
+    let tunnel = tunnel::named(name, changes).ok_or_else(|| {
+        LabError::Usage(format!(
+            "no tunnel is called `{name}`, or it cannot have this fault"
+        ))
+    })?;
     tunnel.availability().map_err(LabError::Setup)?;
     Ok(tunnel)
 }

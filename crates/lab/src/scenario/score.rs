@@ -87,7 +87,8 @@ pub enum Progressed<'a> {
 /// Plays and counts. Ctrl-C ends early, and counts the cases so far.
 ///
 /// # Errors
-/// A class that is none; a file that cannot be read or written. A case that fails is in the file with its reason.
+/// A class is unknown; a file cannot be read or written. A case that fails is in the file with its
+/// reason.
 pub fn score(
     options: &ScoreOptions,
     interrupt: &Interrupt,
@@ -97,7 +98,7 @@ pub fn score(
         .minutes
         .map(|m| Duration::try_from_secs_f64(m * 60.0))
         .transpose()
-        .map_err(|_| LabError::Usage("--minutes: must be positive".into()))?;
+        .map_err(|_| LabError::Usage("--minutes must be positive".into()))?;
     let scenarios = chosen(&options.classes)?;
     let mut cases = match &options.out {
         Some(file) => read(file)?,
@@ -173,20 +174,24 @@ pub fn score(
 /// limits the measurements in use.
 ///
 /// # Errors
-/// There are no cases; a class that is none; a file or recording that cannot be read.
+/// There are no cases; a class is unknown; a file or recording cannot be read.
 pub fn score_again(
     options: &ScoreOptions,
     report: &mut dyn FnMut(Progressed<'_>),
 ) -> Result<Counts> {
     let (Some(file), Some(directory)) = (&options.out, &options.recordings) else {
         return Err(LabError::Usage(
-            "to judge again, say where cases and recordings are: --out and --recordings".into(),
+            "cannot diagnose again: name the cases and recordings with --out and --recordings"
+                .into(),
         ));
     };
     let scenarios = chosen(&options.classes)?;
     let mut cases = read(file)?;
     if cases.is_empty() {
-        return Err(LabError::Usage(format!("{}: no cases", file.display())));
+        return Err(LabError::Usage(format!(
+            "cannot diagnose again: {} has no cases",
+            file.display()
+        )));
     }
     let wanted = Wanted::of(options, &scenarios);
     let count = cases.len();
@@ -239,7 +244,7 @@ impl Missing {
     }
 }
 
-/// Which cases of a file are counted.
+/// Selects the cases of a file that are counted.
 struct Wanted<'a> {
     prefix: String,
     names: BTreeSet<&'a str>,

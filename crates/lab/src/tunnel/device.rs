@@ -10,7 +10,7 @@ use seikan_sys::netlink::{AddressOptions, Netlink};
 
 use crate::error::Result;
 
-/// A waiting loop looks at its flag this often, in milliseconds.
+/// Interval at which a waiting loop checks its flag, in milliseconds.
 pub(crate) const PATIENCE: u16 = 50;
 
 /// Sets a device up with these addresses; returns its index.
@@ -31,7 +31,7 @@ pub(crate) fn set_up(netlink: &Netlink, device: &str, addresses: &[IpNet]) -> Re
     Ok(index)
 }
 
-/// Waits a little, and returns whether each of them has something.
+/// Waits for at most [`PATIENCE`], and returns which of the descriptors are readable.
 pub(crate) fn readable<const N: usize>(fds: [BorrowedFd<'_>; N]) -> io::Result<[bool; N]> {
     let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     match poll(&mut fds, PollTimeout::from(PATIENCE)) {

@@ -40,7 +40,7 @@ pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
 /// UDP port the tunnels listen on.
 pub(crate) const PORT: u16 = 51820;
 
-/// A way to carry packets from host A to host B.
+/// A tunnel from host A to host B, or the link itself.
 pub trait Tunnel: Send + Sync {
     /// Its name in reports and in `--only`.
     fn name(&self) -> &str;
@@ -170,7 +170,7 @@ impl Started {
         let all = self.processes.0.iter();
         let words: Vec<String> = all.map(Process::last_words).collect();
         LabError::Setup(format!(
-            "{error}; the programs' last words:\n{}",
+            "{error}; the end of the programs' logs:\n{}",
             words.join("\n")
         ))
     }
@@ -218,7 +218,8 @@ impl Running {
 /// Brings `tunnel` up between two new hosts and waits for an answer through it.
 ///
 /// # Errors
-/// Whatever stops it, with the end of its log; [`LabError::Timeout`] when the far end does not answer.
+/// The tunnel cannot start, with the end of its log; [`LabError::Timeout`] when the far end does
+/// not answer.
 pub fn start(tunnel: &Arc<dyn Tunnel>, link: Link, interrupt: &Interrupt) -> Result<Running> {
     start_between(tunnel, Hosts::create(tunnel.link(link))?, interrupt)
 }
@@ -374,7 +375,7 @@ pub fn inner_device(name: &str, host: &Host) -> String {
 
 fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
     crate::program::find(name)
-        .ok_or_else(|| format!("no program `{name}` on PATH or in $SEIKAN_PEERS"))
+        .ok_or_else(|| format!("cannot find the program `{name}` on PATH or in $SEIKAN_PEERS"))
 }
 
 /// The first line that `program ARGUMENT` prints about itself.

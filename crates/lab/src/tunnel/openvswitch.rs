@@ -57,8 +57,8 @@ impl Tunnel for OpenVSwitch {
         version_line(&need_program("ovs-vswitchd").ok()?, "--version")
     }
 
-    /// The switch takes packets as they are: longer ones than the MTU and those without checksum it
-    /// would not pass on.
+    /// The switch takes packets as they are. It would drop packets that are longer than the MTU,
+    /// and packets without a checksum.
     fn link(&self, asked: Link) -> Link {
         Link {
             kind: LinkKind::Middle,

@@ -93,7 +93,9 @@ impl PassThrough {
         let stream = match (options.listen, options.connect) {
             (Some(at), _) => TcpListener::bind(at).and_then(|listener| Ok(listener.accept()?.0)),
             (None, Some(to)) => connect(to),
-            (None, None) => return Err(LabError::Usage("either --listen or --connect".into())),
+            (None, None) => {
+                return Err(LabError::Usage("give either --listen or --connect".into()));
+            }
         };
         let stream = stream.doing("connect the ends")?;
         stream

@@ -74,8 +74,7 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let outcome = with_progress(|interrupt, progress| {
         let mut step = |what: &str| {
             if what.starts_with("kept") {
-                // Nothing to be written over by the next step.
-
+                // The line stays: a progress bar would overwrite it.
                 eprintln!("{what}")
             } else {
                 progress(Progress {

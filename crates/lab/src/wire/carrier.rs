@@ -20,13 +20,13 @@ use super::direction::Direction;
 use super::{DirectionCounts, Order, WireCounts};
 use crate::error::{Doing, Result};
 
-/// Packets read from a device before anything else is looked at.
+/// Maximum number of packets read from a device at a time.
 const BATCH: usize = 64;
-/// Packets that wait for us in a device: a burst from a socket with a large buffer.
+/// Queue length of a device, in packets: a burst from a socket with a large buffer fits.
 const QUEUE: u32 = 8192;
 /// Token of standard input; the devices have 0 and 1.
 const ORDERS: u64 = 2;
-/// An order is no longer than this, in bytes.
+/// Maximum length of an order, in bytes.
 const LONGEST_ORDER: usize = 1 << 16;
 
 /// The devices, and the properties of the wire that do not change.
@@ -96,7 +96,7 @@ impl End {
 /// The kernel refuses an operation, or a command is invalid.
 pub fn carry(options: &CarrierOptions) -> Result<()> {
     let seed = options.seed;
-    // Late wake-ups would add delay; if the kernel refuses, it remains, and is counted.
+    // Late wake-ups add delay. If the kernel refuses, frames arrive late and are counted as late.
     let _ = nix::sys::prctl::set_timerslack(1);
     if options.punctual {
         let _ = seikan_sys::schedule::set_real_time();
@@ -207,7 +207,7 @@ impl Carrier {
         if self.orders.len() > LONGEST_ORDER {
             return Err(io::Error::new(
                 ErrorKind::InvalidData,
-                "an order without end",
+                "an order is longer than 64 KiB",
             ));
         }
         Ok(true)

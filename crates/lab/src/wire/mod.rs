@@ -159,7 +159,7 @@ pub struct WireFaults {
     /// by [`Wire::set`].
     pub seed: u64,
     /// Whether the program has real-time priority, so that other load on this machine does not
-    /// delay frames; Used only when the wire is made. Without the privilege, the program has normal
+    /// delay frames; used only when the wire is made. Without the privilege, the program has normal
     /// priority.
     pub punctual: bool,
 }
@@ -285,7 +285,9 @@ impl Wire {
         let mut child = a.spawn_command(&mut command).doing("start a wire")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let Some(pipes) = stdin.zip(stdout) else {
-            return Err(LabError::Setup("a wire without pipes".to_owned()));
+            return Err(LabError::Setup(
+                "the program of the wire has no pipes: this is a bug".to_owned(),
+            ));
         };
         let wire = Self {
             pid: child.id(),

@@ -321,7 +321,7 @@ fn default_cells() -> Vec<Cell> {
 fn check(option: &str, values: &[f64], least: f64, most: f64) -> Result<()> {
     match values.iter().find(|value| !(least..=most).contains(*value)) {
         Some(value) => Err(LabError::Usage(format!(
-            "{option} {value}: {least} to {most} are possible"
+            "{option} {value} is out of range: use {least} to {most}"
         ))),
         None => Ok(()),
     }

@@ -164,7 +164,7 @@ impl Naive {
                 Side::Tun(Box::new(tun))
             }
             _ => {
-                let missing = "either --lan, or --tun with --address";
+                let missing = "give either --lan, or --tun with --address";
                 return Err(LabError::Usage(missing.into()));
             }
         };

@@ -32,7 +32,7 @@ pub(super) fn contend<'a>(
 ) -> Result<()> {
     let mut one = CpuSet::new();
     one.set(CROWDED)
-        .map_err(|e| LabError::Setup(format!("no processor {CROWDED}: {e}")))?;
+        .map_err(|e| LabError::Setup(format!("cannot use processor {CROWDED}: {e}")))?;
     for task in pids.iter().flat_map(|pid| tasks(*pid)) {
         let Ok(before) = sched_getaffinity(task) else {
             continue;
@@ -83,7 +83,7 @@ pub(super) fn quota(pids: &[u32], percent: f64, applied: &mut Applied<'_>) -> Re
     let group = root.join(format!("seikan-lab-{}", std::process::id()));
     let fail = |source: std::io::Error| {
         LabError::Setup(format!(
-            "the control group {} cannot be used: {source}",
+            "cannot use the control group {}: {source}",
             group.display()
         ))
     };

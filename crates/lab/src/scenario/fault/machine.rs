@@ -12,7 +12,7 @@ pub(super) fn set(path: &str, value: f64, applied: &mut Applied<'_>) -> Result<(
     let file = Path::new("/proc/sys").join(path);
     let fail = |source: io::Error| {
         LabError::Setup(format!(
-            "{} cannot be set for this fault: {source}",
+            "cannot set {} for this fault: {source}",
             file.display()
         ))
     };
@@ -21,7 +21,7 @@ pub(super) fn set(path: &str, value: f64, applied: &mut Applied<'_>) -> Result<(
     restore_at_end(&file, &before).map_err(fail)?;
     let own = file.clone();
     applied.then(move || {
-        // Could be written a moment ago.
+        // The file was writable a moment ago.
         let _ = std::fs::write(&own, before);
     });
     std::fs::write(&file, format!("{value:.0}")).map_err(fail)

@@ -29,7 +29,7 @@ use seikan_load::LiveOptions;
 /// half each.
 const LANES: u8 = 16;
 
-/// Where a fault is.
+/// The hosts that have a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Location {
@@ -44,7 +44,7 @@ pub enum Location {
     Middle,
 }
 
-/// Which interface.
+/// The interface that has a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
@@ -61,12 +61,12 @@ pub enum Device {
 pub struct Fault {
     /// Kind of the fault.
     pub kind: FaultKind,
-    /// Where it is.
+    /// The hosts that have it.
     #[serde(default)]
     pub at: Location,
     /// Mildest and worst, in the kind's unit; the order does not matter.
     pub severity: Option<[f64; 2]>,
-    /// At which interface, for kinds that have a choice.
+    /// The interface that has it, for kinds with a choice.
     #[serde(default)]
     pub device: Device,
     /// Receive buffer of an application that reads slowly, in bytes.
@@ -170,7 +170,7 @@ impl Fault {
             (Some(range), Some(limits)) => {
                 if let Some(wrong) = range.iter().find(|s| !limits.contains(**s)) {
                     return Err(format!(
-                        "severity {wrong}: {} to {} {} are possible",
+                        "severity {wrong} is out of range: use {} to {} {}",
                         limits.min, limits.max, limits.unit
                     ));
                 }
@@ -373,7 +373,7 @@ impl Fault {
                     openvswitch::forget_flows(dir, Some(severity as u32))
                 }
                 None => Err(LabError::Setup(
-                    "only a virtual switch has a table of flows".into(),
+                    "cannot empty the flow table: this tunnel is no virtual switch".into(),
                 )),
             },
             FaultKind::CpuHog => {

@@ -18,7 +18,7 @@ pub(super) fn set<'a>(
 ) -> Result<()> {
     let (Some(wire), LinkKind::Wire(before)) = (&hosts.wire, hosts.link.kind) else {
         return Err(LabError::Setup(
-            "a fault of a wire on a link that is none: this is a bug".into(),
+            "the link of this fault is not emulated: this is a bug".into(),
         ));
     };
     let mut faults = before;
@@ -34,7 +34,7 @@ pub(super) fn set<'a>(
     Ok(())
 }
 
-/// Adds a fault; `None` if it is none of a wire.
+/// Adds a fault; `None` if it is not a fault of a wire.
 pub(super) fn with(kind: FaultKind, severity: f64, mut faults: Faults) -> Option<Faults> {
     let share = severity / 100.0;
     match kind {
