@@ -166,7 +166,7 @@ fn a_moderated_link_answers_late() {
     let (Some(at_once), Some(late)) = (rtt(0), rtt(2_000)) else {
         return;
     };
-    // The card may be asked at any time of its period.
+    // The NIC may be polled at any time of its period.
     assert!(late > at_once + 500.0, "{at_once} and {late} µs");
 }
 
@@ -212,7 +212,7 @@ fn dropping_filters_go() {
 #[test]
 fn packets_are_steered_no_longer() {
     let text = "kind = \"receive-on-one-cpu\"\nat = \"receiver\"";
-    // Its own view of /sys is the fault's matter; here it is seen by a program with one.
+    // The fault mounts its own view of /sys. The script does the same, to see the setting.
     let looks = three_looks(text, 0.0, |hosts| {
         let file = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", hosts.b.device);
         let script = format!("mount -t sysfs none /sys && cat {file}");

@@ -65,7 +65,7 @@ impl Measured {
 /// A load's figure in a round.
 #[derive(Clone, Debug, Serialize)]
 pub struct RoundLoad {
-    /// Which load.
+    /// The load.
     pub load: Load,
     /// Result of the measurement.
     pub measured: Measured,
@@ -89,7 +89,7 @@ pub struct Round {
 /// A load over all rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LoadSummary {
-    /// Which load.
+    /// The load.
     pub load: Load,
     /// Received, in Gbit/s.
     pub gbit_per_second: Spread,
@@ -175,8 +175,8 @@ impl<O> Comparison<O> {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// Whether a Seikan row, the raw link or plain forwarding failed. A failure of another tunnel is a
-    /// finding, and in the report.
+    /// Returns whether a Seikan row, the raw link or plain forwarding failed. A failure of another
+    /// tunnel is a finding, which the report contains.
     pub fn failed(&self) -> bool {
         self.rows.iter().any(|row| {
             (row.own || [RAW, FORWARDING].contains(&&*row.name)) && !row.errors.is_empty()
@@ -231,7 +231,7 @@ pub(crate) fn summarise(
     }
 }
 
-/// Fills in the ratios to a reference row, if it was measured.
+/// Fills in the ratios to the row `yardstick`, if it was measured.
 pub(crate) fn with_ratios(mut rows: Vec<Row>, yardstick: &str) -> Vec<Row> {
     let base = rows.iter().find(|row| row.name == yardstick);
     let base: Vec<LoadSummary> = base.map_or_else(Vec::new, |row| row.loads.clone());

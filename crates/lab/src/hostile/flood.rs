@@ -46,7 +46,7 @@ pub enum Flood {
     Forged,
     /// Handshakes without knowledge of the public key.
     BadMac1,
-    /// Initiations of random content with knowledge of it.
+    /// Initiations of random content, made with knowledge of the public key.
     Initiations,
 }
 
@@ -199,13 +199,13 @@ impl Capture {
         socket.map(Self).doing("open a packet socket")
     }
 
-    /// The payloads of datagrams to `port` seen within `time`; those larger than one packet of the
-    /// usual MTU are several joined ones and are left out.
+    /// Returns the payloads of datagrams to `port` seen within `time`. A payload larger than a
+    /// packet of the usual MTU consists of several merged datagrams, and is left out.
     pub fn datagrams(&mut self, port: u16, time: Duration) -> Vec<Vec<u8>> {
         let until = Instant::now() + time;
         let (mut found, mut packet) = (Vec::new(), vec![0; 65_536]);
         while Instant::now() < until {
-            // A time-out is nothing seen.
+            // After a timeout there is no packet.
             let length = self.0.read(&mut packet).unwrap_or(0);
             if length <= 1500
                 && let Some(payload) = udp_payload(&packet[..length], port)

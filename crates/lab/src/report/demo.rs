@@ -287,7 +287,7 @@ fn doctor(chapter: &Chapter) -> Table {
     Table::new(title, ["", "rate at the receiving application"], rows)
 }
 
-/// A number with its thousands apart.
+/// Formats a number with thousands separators.
 fn grouped(number: i64) -> String {
     let sign = if number < 0 { "-" } else { "" };
     format!("{sign}{}", screen::number(number.unsigned_abs()))

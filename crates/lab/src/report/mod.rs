@@ -74,7 +74,7 @@ pub struct Bar {
 /// Emphasis of a bar or row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The raw link: the yardstick.
+    /// The raw link, to which ratios refer.
     Raw,
     /// Ours.
     Own,
@@ -125,7 +125,8 @@ impl Table {
         }
     }
 
-    /// Tunnels, or others of this name, that could not be measured, and why.
+    /// Returns a table of the rows that could not be measured, with the reasons. `what` is the
+    /// heading of the names.
     fn not_measured(what: &str, absent: &[Absent]) -> Option<Self> {
         let rows = absent
             .iter()
@@ -185,7 +186,8 @@ impl Panel {
             .fold(0.0, f64::max)
     }
 
-    /// Digits after the point: more when everything is below one, none where there are thousands.
+    /// Returns the number of digits after the point: more if all values are below one, none from a
+    /// thousand on.
     fn decimals(&self) -> usize {
         match self.longest() {
             longest if longest < 1.0 => 3,

@@ -180,7 +180,7 @@ fn plain(cells: impl IntoIterator<Item = String>) -> Row {
     Row::new(Kind::Other, cells)
 }
 
-/// Three digits.
+/// Formats a value with three digits.
 fn short(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,

@@ -5,7 +5,7 @@ use seikan_ui::screen::Style;
 
 use crate::report::{Bar, Kind, Panel, Report, Row, Table};
 
-/// Bars are never shorter than this.
+/// Minimum length of the longest bar, in columns.
 const MIN_BAR: usize = 10;
 const INDENT: &str = "  ";
 const GAP: &str = "  ";
@@ -156,7 +156,7 @@ fn blocks(bar: &Bar, max: f64, room: usize) -> String {
     let Some(value) = bar.value.filter(|_| max > 0.0) else {
         return String::new();
     };
-    // Something that is not nothing stays visible.
+    // A value above zero has a visible bar.
     let eighths = ((value.median / max * room as f64 * 8.0).round() as usize).clamp(1, room * 8);
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }

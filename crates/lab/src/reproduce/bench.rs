@@ -23,7 +23,7 @@ pub(super) struct Bench<'a> {
     pub(super) steps: (f64, f64),
 }
 
-/// Parts that a diagnosis needs; other threads may have them.
+/// Parts that a diagnosis needs. Other threads may use them.
 #[derive(Clone, Copy)]
 pub(super) struct Desk<'a> {
     pub(super) options: &'a ReproduceOptions,
@@ -139,7 +139,7 @@ impl Bench<'_> {
         self.so_many_rounds(rounds, (rows, name), found, measure)
     }
 
-    /// Measures rows likewise, in the given number of rounds.
+    /// Measures rows in a given number of interleaved rounds.
     pub(super) fn so_many_rounds<'a, R, T, N: fmt::Display>(
         &mut self,
         rounds: u32,

@@ -105,7 +105,8 @@ impl Figures {
         self.claim_above(better, worse, 0.0)
     }
 
-    /// Likewise for counts, which may be zero: a smaller count of zero is taken as one half.
+    /// Returns the same claim for counts, which may be zero: a smaller count of zero is taken as
+    /// one half.
     pub(super) fn claim_of_counts(&self, better: &str, worse: &str) -> Claim {
         self.claim_above(better, worse, 0.5)
     }

@@ -11,8 +11,8 @@ const TCP: &str = "TCP, 1 stream";
 const UDP: &str = "UDP, datagrams of 1,472 bytes";
 const LARGE_UDP: &str = "UDP, datagrams of 64 KB in fragments";
 const LIMIT: &str = "the limit";
-/// Payload of a datagram that fills a packet of 1,500 bytes, and of the largest one in whole
-/// fragments of 1,480.
+/// Payload of a datagram that fills a packet of 1,500 bytes, and of the largest datagram that fills
+/// whole fragments of 1,480 bytes.
 const DATAGRAM: usize = 1_472;
 const LARGE_DATAGRAM: usize = 44 * 1_480 - 8;
 /// Share of a load's usual time that each measurement takes.

@@ -14,9 +14,9 @@ use super::tracepoints::Counted;
 use super::{Bars, Bench, Experiment, List, Part, titled};
 use crate::error::Result;
 
-/// Functions of a profile that are listed for each pattern.
+/// Number of functions of a profile that are listed for each pattern.
 const LISTED: usize = 5;
-/// Functions that the source shows: the four with most time.
+/// Number of functions that the source shows: those with most time.
 const LARGEST: usize = 4;
 /// Their published share together, in percent of the processors' time.
 const PUBLISHED_SHARE: f64 = 90.0;

@@ -63,7 +63,7 @@ const BUFFERS: &str = "OpenVPN over TAP, 720 packets, socket buffers of the sour
 const BUFFER_SIZES: [usize; 2] = [49_152, 128_000];
 /// Rows that the doctor looks at, each with the row that has the good rate.
 const LOOKS: [[usize; 2]; 2] = [[1, 2], [3, 4]];
-/// Rows at the beginning of a connection that are listed.
+/// Number of segments at the beginning of a connection that are listed.
 const FIRST: usize = 12;
 /// Interval between datagrams of the flow that waits for answers.
 const PACE: Duration = Duration::from_millis(10);
@@ -186,8 +186,8 @@ fn start(bench: &Bench<'_>, (_, way, _): &QueueRow, rate: Option<u64>) -> Result
     Ok(running)
 }
 
-/// Diagnoses OpenVPN with the short queue, over TAP and TUN, while its packets are captured. Ours
-/// takes super-packets and is hardly slower with one.
+/// Diagnoses OpenVPN with the short queue, over TAP and TUN, while its packets are captured. Seikan
+/// is left out: it takes super-packets, and is hardly slower with a short queue.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     for [slow, good] in LOOKS {
         let name = ROWS[slow].0;
@@ -297,7 +297,7 @@ fn facts(recording: &Recording) -> Vec<(String, f64)> {
         "packets lost in the queueing discipline before it",
         evidence.qdisc(inner, metric::QDISC_DROPS),
     );
-    // The busiest first. OpenVPN sleeps nowhere but in poll.
+    // The busiest thread comes first. OpenVPN sleeps only in poll.
     let threads = evidence.threads();
     let busiest = threads.first();
     add(

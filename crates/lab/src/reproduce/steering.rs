@@ -1,8 +1,9 @@
-//! The second half of the source of [`offload`](super::offload): with receive offload off there are many packets, and one
-//! processor receives them all until they are steered to others (RPS).
+//! The second half of the source of [`offload`](super::offload): with receive offload off there are
+//! many packets, and one processor receives them all until they are steered to others (RPS).
 //!
-//! A veth pair has no interrupts, and to receive a packet costs a processor of today too little to fill it at the rates of the
-//! naive gateway. So a firewall makes it dear, as one with many rules does.
+//! A veth pair has no interrupts, and to receive a packet costs a processor of today too little to
+//! fill it at the rates of the naive gateway. So a firewall with many rules makes each packet
+//! expensive.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Virtual networks with the host under test in the middle: a bridge with veth guests, and a
-//! gateway that encapsulates a device's packets (the naive one). And its encapsulator without a
-//! gateway, at both ends.
+//! gateway that encapsulates a device's packets (the naive one). The naive encapsulator also runs
+//! without a gateway, at both ends.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -121,7 +121,7 @@ pub(crate) struct NaiveHosts {
     pub(crate) spread: bool,
 }
 
-/// Its names.
+/// Name of the tunnel in reports.
 pub(crate) const NAIVE_HOSTS: &str = "naive-host-to-host";
 pub(crate) const NAIVE_SPREAD: &str = "naive-host-to-host-spread";
 /// Number of ports: enough that every processor gets some.

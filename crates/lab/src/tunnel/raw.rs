@@ -1,4 +1,4 @@
-//! No tunnel: the link itself, the yardstick of every ratio.
+//! No tunnel: the link itself, to which every ratio refers.
 
 use std::path::Path;
 

@@ -18,8 +18,8 @@ use crate::site::Host;
 use crate::tunnel::wireguard;
 use crate::tunnel::{End, PORT, Tunnel, device_name, version_line, write_private};
 
-/// Tells Seikan where its control socket goes: not to the system's directory, which others use and
-/// which a user namespace cannot write.
+/// Environment variable with the directory of Seikan's control socket. The system's directory would
+/// not do: others use it, and a user namespace cannot write to it.
 pub(crate) const RUN_DIR: &str = "SEIKAN_RUN_DIR";
 
 /// Seikan in one of its protocols.
@@ -78,7 +78,7 @@ impl Seikan {
         }
     }
 
-    /// Run by this program.
+    /// Returns the same tunnel, run by this program.
     pub(crate) fn with_program(self, program: PathBuf) -> Self {
         Self {
             program: Some(program),
@@ -94,7 +94,8 @@ impl Seikan {
             let mut key = [0_u8; 32];
             seikan_sys::random::fill(&mut key).doing("get random bytes for keys")?;
             let [_, a, b, c] = n.to_be_bytes();
-            // Apart from the hosts' own networks (10.77.0.0/24 and 10.78.0.0/24).
+            // These addresses are apart from the hosts' own networks (10.77.0.0/24 and
+            // 10.78.0.0/24).
             let _ = writeln!(
                 sections,
                 "\n[[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.{}.{b}.{c}/32\"]\nendpoint = \"198.51.100.1:{}\"",

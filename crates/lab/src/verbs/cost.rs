@@ -25,7 +25,7 @@ pub struct CostArguments {
     pub json: bool,
 }
 
-/// Measures and shows it.
+/// Measures the cost and prints it.
 pub fn measure(arguments: &CostArguments) -> anyhow::Result<ExitCode> {
     let rows = with_progress(|interrupt, progress| cost(&arguments.options, interrupt, progress))?;
     if arguments.json {

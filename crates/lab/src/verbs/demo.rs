@@ -32,7 +32,8 @@ pub struct Arguments {
 
 /// Runs the demo, prints its results, and writes the page.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    // Before anything starts a thread: a process with threads cannot enter a user namespace.
+    // This must happen before any thread starts: a process with threads cannot enter a user
+    // namespace.
     demo::enter_sandbox().context("cannot run the demo")?;
     let report =
         with_progress(|interrupt, progress| demo::demo(&arguments.options, interrupt, progress))?;

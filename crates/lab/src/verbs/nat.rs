@@ -1,4 +1,5 @@
-//! `seikan lab nat`: pairs of hosts behind NATs, what theory says of each, and what came of it.
+//! `seikan lab nat`: pairs of hosts behind NATs, the paths that theory predicts, and the paths that
+//! they found.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

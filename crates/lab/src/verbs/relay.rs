@@ -1,4 +1,4 @@
-//! `seikan lab relay`: a flow by a relay, directly, and during the change.
+//! `seikan lab relay`: a flow through a relay, over the direct path, and during the change.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -68,7 +68,7 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The count for people.
+/// Returns the counts as text.
 fn shown(counts: &Counts) -> String {
     let mut text = format!(
         "{} cases count ({} did not lose enough, or a control lost some; the doctor said nothing in {})\n",

@@ -17,7 +17,7 @@ pub fn wire(options: &CarrierOptions) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one end of the crude tunnel until a signal, then says what became of packets.
+/// Runs one end of the crude tunnel until a signal, then prints its packet counts.
 pub fn crude(options: &CrudeOptions) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
@@ -27,7 +27,7 @@ pub fn crude(options: &CrudeOptions) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one end of the pass-through program until the other end goes.
+/// Runs one end of the pass-through program until the other end closes the connection.
 pub fn pass_through(options: &PassThroughOptions) -> anyhow::Result<ExitCode> {
     PassThrough::open(options)?.run()?;
     Ok(ExitCode::SUCCESS)

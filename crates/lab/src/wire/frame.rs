@@ -18,8 +18,8 @@ pub(super) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// `bytes` begin with the virtio-net header. A packet that is no super-packet, or of an unknown
-    /// kind, is one frame.
+    /// Parses bytes that begin with the virtio-net header. A packet that is no super-packet, or of
+    /// an unknown kind, is one frame.
     pub(super) fn parse(bytes: &'a [u8]) -> Self {
         Self {
             bytes,
@@ -35,12 +35,12 @@ impl<'a> Frames<'a> {
         self.super_packet.map_or(1, |packet| packet.segments())
     }
 
-    /// Whether the card is to segment it.
+    /// Whether the NIC is to segment the packet.
     pub(super) fn is_super_packet(&self) -> bool {
         self.vnet.gso_type != GsoType::None
     }
 
-    /// Whether the card is to complete its checksum.
+    /// Whether the NIC is to complete the checksum.
     pub(super) fn needs_checksum(&self) -> bool {
         self.vnet.needs_csum
     }
@@ -57,9 +57,9 @@ impl<'a> Frames<'a> {
         (0..self.count()).map(|index| self.length(index)).sum()
     }
 
-    /// Frames `from` to `to` (not included) as one packet behind a virtio-net header. `complete`
-    /// says whether the far end may take the checksum as good; else it is left as it is, and is
-    /// not.
+    /// Returns the frames `from` to `to` (not included) as one packet behind a virtio-net header.
+    /// If `complete`, the header tells the far end that the checksum is good; otherwise the
+    /// checksum stays incomplete and unmarked.
     pub(super) fn cut(&self, from: usize, to: usize, complete: bool) -> Vec<u8> {
         let mut vnet = self.vnet;
         vnet.needs_csum &= complete;
@@ -73,7 +73,7 @@ impl<'a> Frames<'a> {
                     (vnet.gso_type, vnet.gso_ecn) = (GsoType::None, false);
                     (vnet.gso_size, vnet.hdr_len) = (0, 0);
                 }
-                // For its first frame only, as the flag itself.
+                // Only the first frame has CWR, which the ECN flag stands for.
                 vnet.gso_ecn &= from == 0;
                 part_of(&whole, from, to)
             }

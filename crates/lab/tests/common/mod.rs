@@ -22,5 +22,6 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// How long another process may take; only a failure waits so long, and machines are busy.
+/// Timeout for another process. It is long because machines may be busy; only a failure takes this
+/// long.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

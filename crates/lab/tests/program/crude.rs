@@ -163,7 +163,7 @@ fn every_packet_is_one_read_and_one_write() {
     };
     through.ping(100);
     let counts = through.counts();
-    // And the packets of the wait for an answer.
+    // The counts include packets of the wait for an answer.
     assert!(counts.out > 100 && counts.arrived > 100, "{counts:?}");
     assert_eq!((counts.blocks, counts.copied, counts.handed_on), (0, 0, 0));
     assert_eq!(counts.undelivered, 0);

@@ -43,7 +43,7 @@ fn a_shaped_tunnel_carries_the_rate_of_the_shaper() {
     let Some(outcome) = played(&words) else {
         return;
     };
-    // There is less inside than outside.
+    // The rate inside the tunnel is below the rate outside.
     assert!((10.0..40.0).contains(&outcome.faulty), "{outcome:?}");
     assert_eq!(outcome.expected, outcome.healthy);
     assert_eq!(outcome.diagnosis, None);

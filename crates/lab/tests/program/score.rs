@@ -1,5 +1,5 @@
-//! The doctor, blind, in some scenarios that are easy to distinguish; and stored cases, judged
-//! again from their recordings.
+//! The doctor, without a hint, in some scenarios that are easy to distinguish; and stored cases,
+//! diagnosed again from their recordings.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,7 @@ const HANDFUL: [(&str, Option<&str>); 5] = [
 /// Maximum attempts for a case: other load on the machine spoils it, or is the cause that the
 /// doctor names.
 const ATTEMPTS: usize = 3;
-/// Number of cases that may be spoilt in all attempts.
+/// Minimum number of correctly named cases; one may be spoilt in all attempts.
 const LEAST_NAMED: usize = 4;
 
 /// Serialises the cases: a load beside them would look like another fault.

@@ -55,7 +55,7 @@ pub type Figures = BTreeMap<Figure, f64>;
 /// A load in one round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PathRoundLoad {
-    /// Which load.
+    /// The load.
     pub load: Load,
     /// Figures of the load; empty if it failed or does not apply to the tunnel.
     pub figures: Figures,
@@ -77,7 +77,7 @@ pub struct PathRound {
 /// A load over all rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PathLoadSummary {
-    /// Which load.
+    /// The load.
     pub load: Load,
     /// Spread of each figure over the rounds that have it.
     pub figures: BTreeMap<Figure, Spread>,

@@ -12,7 +12,7 @@ use crate::wire::Faults;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// Nothing.
+    /// No fault.
     None,
     /// `txqueuelen` of the tunnel's interface, in packets.
     QueueLength,

@@ -48,7 +48,7 @@ fn copy_through_memory(packet: &mut [u8], memory: &mut [u8]) {
     packet.copy_from_slice(black_box(memory));
 }
 
-/// Processor time of the calling thread; nothing where there is no such clock.
+/// Processor time of the calling thread; zero where there is no such clock.
 fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
@@ -102,7 +102,7 @@ impl Work {
     }
 }
 
-/// Processor time of one block, in seconds; more than none.
+/// Returns the processor time of one block, in seconds; above 0.
 fn block_seconds(state: &mut [u32; 16]) -> f64 {
     let (rounds, tries) = CALIBRATION;
     let once = || {
@@ -133,7 +133,8 @@ struct SlotState {
 }
 
 impl Handoff {
-    /// False once it was closed.
+    /// Puts a packet into the slot, and waits until it is taken. Returns false once the slot is
+    /// closed.
     #[inline(never)]
     pub(super) fn put(&self, packet: Vec<u8>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +146,7 @@ impl Handoff {
         !state.unwrap_or_else(PoisonError::into_inner).closed
     }
 
-    /// Returns `None` after it was closed.
+    /// Waits for a packet, and takes it. Returns `None` once the slot is closed.
     #[inline(never)]
     pub(super) fn take(&self) -> Option<Vec<u8>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +158,7 @@ impl Handoff {
         packet
     }
 
-    /// Nobody waits any more.
+    /// Closes the slot and wakes both threads.
     pub(super) fn close(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.closed = true;

@@ -2,8 +2,8 @@
 //! no encryption.
 //!
 //! [`Crude`] starts it at both ends as `seikan lab crude`, which is [`CrudeEnd`]. Each of
-//! [`CrudeOptions`] makes it sick in one way that has a name: a slow cipher, threads that hand
-//! every packet on, copies, buffers and queues too small, an MTU that does not fit.
+//! [`CrudeOptions`] adds one fault that has a name: a slow cipher, threads that hand every packet
+//! on, copies, buffers and queues too small, an MTU that does not fit.
 
 mod cost;
 mod end;
@@ -19,7 +19,7 @@ use crate::tunnel::{Changes, End, PORT, Tunnel};
 
 pub use end::{CrudeCounts, CrudeEnd, CrudeOptions};
 
-/// The crude tunnel between host A and host B, as well as it can be but for its changes.
+/// The crude tunnel between host A and host B, without faults except for its changes.
 #[derive(Clone, Debug)]
 pub struct Crude {
     name: String,
@@ -27,7 +27,7 @@ pub struct Crude {
 }
 
 impl Crude {
-    /// With this name in reports, and changes.
+    /// Creates the tunnel with this name in reports, and with these changes.
     pub fn new(name: &str, changes: &Changes) -> Self {
         Self {
             name: name.to_owned(),
