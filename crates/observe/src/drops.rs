@@ -109,8 +109,8 @@ drop_reasons! {
     IcmpRedirect = "icmp_redirect",
     /// The packet is neither from nor for a device of the gateway.
     UnlistedDevice = "unlisted_device",
-    /// A device's address from another MAC address, another address from its MAC address, or an
-    /// address of the gateway's side from the tunnel.
+    /// The packet's source address and MAC address are not of the same device, or a packet from the
+    /// tunnel has a source address of the gateway's side.
     DeviceMismatch = "device_mismatch",
     /// The device's MAC address or its address on the local network is unknown.
     DeviceUnresolved = "device_unresolved",
