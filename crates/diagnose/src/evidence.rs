@@ -214,7 +214,8 @@ impl Evidence {
         Some((all - self.probes.own.of(name)).max(0.0))
     }
 
-    /// Returns the growth of a counter of the outer interface without the packets that carried the doctor's own.
+    /// Returns the growth of a counter of the outer interface, without the packets that carried the
+    /// doctor's own packets.
     pub fn egress(&self, name: &str) -> Option<f64> {
         let all = self.link(self.map.egress.as_deref()?, name)?;
         Some((all - self.probes.own.of(name)).max(0.0))
@@ -226,7 +227,7 @@ impl Evidence {
         Some((self.both("Ip", "FragCreates")? - own).max(0.0))
     }
 
-    /// Returns the number of received fragments, likewise.
+    /// Returns the received fragments of both IP versions, without two for each packet of the doctor.
     pub fn fragments_received(&self) -> Option<f64> {
         let own = 2.0 * self.probes.own.packets_in as f64;
         Some((self.both("Ip", "ReasmReqds")? - own).max(0.0))

@@ -11,7 +11,7 @@
 //! relay's receive buffer; a slower stream shows the loss during the change alone.
 //!
 //! With coturn installed, it is the only relay of another mesh with members C and D, who are
-//! attached to M likewise. Then streams through seikan's relay and through coturn alternate, while
+//! attached to M in the same way. Then streams through seikan's relay and through coturn alternate, while
 //! M does not forward. The processor time of relay and members shows which of them is the
 //! bottleneck.
 

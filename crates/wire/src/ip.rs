@@ -363,7 +363,7 @@ mod tests {
     }
 
     /// Returns an IPv6 packet whose extension headers and payload are `rest`; `next` is the type of
-    /// the first.
+    /// the first header in `rest`.
     fn v6(next: u8, rest: &[u8]) -> Vec<u8> {
         let mut packet = vec![0x60, 0, 0, 0, 0, rest.len() as u8, next, 64];
         packet.extend([0; 32]);

@@ -202,7 +202,8 @@ fn root_reads_no_secret_through_a_link_in_the_directory_of_a_relay() {
     }
 }
 
-/// Root becomes the daemons' user for its verbs in a directory that a coordinator of root has.
+/// If root runs a verb in the directory of a coordinator that root started, the verb runs as the
+/// daemons' user.
 #[test]
 fn verbs_of_root_follow_no_link_of_the_daemon_and_leave_it_its_files() {
     if !is_root() {

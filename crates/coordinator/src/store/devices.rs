@@ -220,7 +220,7 @@ impl Store {
             }
             free(mesh, &gateway, [&own])?;
             let (number, former_tags) = take_over(mesh, &from)?;
-            // The former gateway may be the same; find the row again.
+            // The former gateway may be the same gateway, with a changed row: find the row again.
             let (gateway, at) = find(mesh, &name)?;
             let mut devices = gateway.devices.clone();
             let tags = tags.clone().or(former_tags);

@@ -92,10 +92,10 @@ impl Kind {
     }
 }
 
-/// Rows of text.
+/// A table of a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Its content.
+    /// Title: what the table shows.
     pub title: String,
     /// Column headings; the first column is text, the others are numbers.
     pub columns: Vec<String>,

@@ -47,7 +47,7 @@ const LOAD: LiveOptions = LiveOptions {
 /// Time for the connection to find its rate.
 const WARMUP: Duration = Duration::from_secs(1);
 
-/// Measures one connection with each way of sending, and has the doctor look at the second.
+/// Measures one connection with each way of sending, and lets the doctor diagnose the second way.
 pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
     let measured = bench.rounds(
         &ROWS,

@@ -1,6 +1,6 @@
 //! Counters by step of the load. There are as many equal steps as guests, and one more guest spins
 //! in each. In the source, the calls of `handle_tx` rose in the third step and fell in the fourth,
-//! unlike the throughput, which it did not explain.
+//! but the throughput did not follow; the source does not explain why.
 
 use super::figures::{cell, named};
 use super::guests::GUESTS;

@@ -224,7 +224,7 @@ pub fn start(tunnel: &Arc<dyn Tunnel>, link: Link, interrupt: &Interrupt) -> Res
     start_between(tunnel, Hosts::create(tunnel.link(link))?, interrupt)
 }
 
-/// Starts `tunnel` likewise, between existing hosts.
+/// Brings `tunnel` up between existing hosts and waits for an answer through it.
 ///
 /// # Errors
 /// As with [`start`].

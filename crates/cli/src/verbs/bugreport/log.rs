@@ -1,8 +1,9 @@
 //! The last lines of the log of a tunnel.
 //!
-//! A daemon logs to its standard error. A compromised daemon may have another file there, also one that it may not read
-//! (`O_PATH` of open(2)), and root would open that file with its own rights. So root opens the standard error of the
-//! monitor, which is the same and which the daemon cannot change.
+//! A daemon logs to its standard error. A compromised daemon may have replaced it with another file,
+//! even with one that the daemon may not read (`O_PATH` of open(2)), and root would open that file
+//! with root's rights. So root opens the standard error of the monitor instead: it is the same log,
+//! and the daemon cannot change it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};

@@ -69,8 +69,8 @@ impl TunnelArguments {
         self.path_or(None)
     }
 
-    /// Returns the path likewise. `other` is the interface to use if the command line names neither
-    /// an interface nor a process.
+    /// Finds the path as [`Self::path`] does. `other` is the interface to use if the command line
+    /// names neither an interface nor a process.
     pub fn path_or(&self, other: Option<String>) -> anyhow::Result<PathMap> {
         let subject = match (&self.iface, self.pid, other) {
             (Some(name), ..) => discover::Subject::Interface(name.clone()),
