@@ -1,8 +1,9 @@
-//! Processes in the background: the same program again, with a socket to the starting process as standard input.
+//! Processes in the background: the same program again, with a socket to the starting process as
+//! standard input.
 //!
-//! [`start`] prints the messages from the socket, and returns once the process has started or failed. The
-//! background process calls [`detach`] and reports by a [`Starter`]. A message is a line: kind, space, text as a
-//! JSON string.
+//! [`start`] prints the messages from the socket, and returns once the process has started or
+//! failed. The background process calls [`detach`] and reports by a [`Starter`]. A message is a
+//! line: kind, space, text as a JSON string.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Write};

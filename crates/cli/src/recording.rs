@@ -1,5 +1,5 @@
-//! Files of recordings and bug reports. They are written to a temporary file and renamed when complete. Recordings
-//! are read as untrusted input.
+//! Files of recordings and bug reports. They are written to a temporary file and renamed when
+//! complete. Recordings are read as untrusted input.
 
 use std::fs::File;
 use std::io::Read;

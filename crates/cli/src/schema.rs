@@ -61,7 +61,8 @@ fn schema<T: JsonSchema>() -> Schema {
 
 /// Turns the schema of a Rust type into the schema of the printed JSON.
 fn for_users(schema: &mut Schema) {
-    // Defaults are for readers of the JSON of former versions, formats are types of Rust, and later versions may add fields.
+    // Defaults are for readers of the JSON of former versions, formats are types of Rust, and later
+    // versions may add fields.
     schema.remove("default");
     schema.remove("format");
     if schema.get("additionalProperties") == Some(&Value::Bool(false)) {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::net::IpAddr;
 
-/// Maximum number of ancestors of this process to search for an SSH session: shells, sudo, tmux and others are in between.
+/// Maximum number of ancestors of this process to search for an SSH session: shells, sudo, tmux and
+/// others are in between.
 const MAX_PARENTS: usize = 16;
 
 /// Addresses of a session's connection.
@@ -15,7 +16,8 @@ pub struct Session {
     pub server: IpAddr,
 }
 
-/// Returns the SSH session of this process. `sudo` removes the variable, so the ancestors of this process are searched.
+/// Returns the SSH session of this process. `sudo` removes the variable, so the ancestors of this
+/// process are searched.
 pub fn session() -> Option<Session> {
     let mut pid = std::process::id();
     for _ in 0..MAX_PARENTS {

@@ -1,4 +1,5 @@
-//! `seikan bench` between two hosts: the far end is started by SSH, or by a script that enters its namespace as SSH would.
+//! `seikan bench` between two hosts: the far end is started by SSH, or by a script that enters its
+//! namespace as SSH would.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -405,7 +406,8 @@ fn dropbear(world: &World) -> Option<(Running, String)> {
     for path in [folder, &home, &keys] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("mode");
     }
-    // The server searches for keys in the home directory of passwd(5): this file replaces it for the server alone.
+    // The server searches for keys in the home directory of passwd(5): this file replaces it for
+    // the server alone.
     let (passwd, pid) = (folder.join("passwd"), home.join("pid"));
     fs::write(&passwd, format!("root:x:0:0::{}:/bin/sh\n", home.display())).expect("write");
     let script = format!(

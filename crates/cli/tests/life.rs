@@ -126,7 +126,8 @@ fn an_idle_tunnel_wakes_at_most_once_a_second() {
         let monitor = monitor_of(&left).parse().expect("a process");
         let processes = [left.child.id(), monitor];
         let count = || processes.map(sleeps).into_iter().sum::<u64>();
-        // At first, packets of the kernel and their answers wake it: router solicitations, a keepalive after 10 s.
+        // At first, packets of the kernel and their answers wake it: router solicitations, a
+        // keepalive after 10 s.
         let seconds = 5;
         let mut windows = (0..12).map(|_| {
             let before = count();

@@ -1,5 +1,5 @@
-//! The alerts and the dashboard of `packaging/` name only metrics that exist, as the reference lists them. `make
-//! monitoring-check` runs them in a real Prometheus.
+//! The alerts and the dashboard of `packaging/` name only metrics that exist, as the reference
+//! lists them. `make monitoring-check` runs them in a real Prometheus.
 
 use std::collections::BTreeSet;
 use std::fs;

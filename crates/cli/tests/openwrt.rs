@@ -1,13 +1,13 @@
-//! The package for OpenWrt: the configuration in its guide becomes one that `seikan check` accepts. Here a few lines of shell
-//! stand in for OpenWrt's own library; `make openwrt-check` has that.
+//! The package for OpenWrt: the configuration in its guide becomes one that `seikan check` accepts.
+//! Here a few lines of shell stand in for OpenWrt's own library; `make openwrt-check` has that.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Stands in for /lib/functions.sh of OpenWrt, as its documentation describes the functions, and for `uci export`. A UCI file
-/// is shell for it: `config`, `option` and `list` are functions.
+/// Stands in for /lib/functions.sh of OpenWrt, as its documentation describes the functions, and
+/// for `uci export`. A UCI file is shell for it: `config`, `option` and `list` are functions.
 const FUNCTIONS: &str = r#"
 sections=
 config() {

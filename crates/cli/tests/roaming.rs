@@ -1,5 +1,5 @@
-//! Changes of the network under a tunnel: traffic goes on within a second of the path being there again. To repeat
-//! them: `scripts/tests.sh --workspace -E 'test(roaming)' --stress-count 20`.
+//! Changes of the network under a tunnel: traffic goes on within a second of the path being there
+//! again. To repeat them: `scripts/tests.sh --workspace -E 'test(roaming)' --stress-count 20`.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -44,8 +44,8 @@ fn until_answered(world: &World, to: &str) -> Duration {
     world.left.namespace.run(ask).expect("namespace")
 }
 
-/// Runs the test in a world whose left host sends to `endpoint`, in both protocols: `prepare` is run before the tunnel is up,
-/// `change` each time with another number.
+/// Runs the test in a world whose left host sends to `endpoint`, in both protocols: `prepare` is
+/// run before the tunnel is up, `change` each time with another number.
 fn goes_on_after(
     endpoint: &str,
     prepare: impl Fn(&World),

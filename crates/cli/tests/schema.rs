@@ -77,14 +77,15 @@ fn describe(fault: &ValidationError<'_>, text: &mut String) {
     }
 }
 
-/// Forbids fields that the schema does not name. The files permit them, so that they fit the JSON of later versions too.
+/// Forbids fields that the schema does not name. The files permit them, so that they fit the JSON
+/// of later versions too.
 fn closed(mut schema: Value) -> Value {
     close(&mut schema);
     schema
 }
 
-/// Closes a schema of a value, and those of the values in it. Alternatives of the same value are closed as a whole: each names
-/// only some of its fields.
+/// Closes a schema of a value, and those of the values in it. Alternatives of the same value are
+/// closed as a whole: each names only some of its fields.
 fn close(schema: &mut Value) {
     let Value::Object(fields) = schema else {
         return;

@@ -1,5 +1,5 @@
-//! `seikan IFACE` in the place of wireguard-go: started by an unmodified wg-quick, by a link with that name, and
-//! with descriptors of another program.
+//! `seikan IFACE` in the place of wireguard-go: started by an unmodified wg-quick, by a link with
+//! that name, and with descriptors of another program.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -13,8 +13,8 @@ use seikan_sys::tun::{Tun, TunError, TunOptions};
 
 use crate::common::{Host, PATIENCE, Tunnel, World, eventually, in_world, skip, stderr};
 
-/// Runs wg-quick with mounts of its own. On a kernel with WireGuard, the module is hidden there and `ip` refuses to
-/// create such an interface; elsewhere nothing is replaced.
+/// Runs wg-quick with mounts of its own. On a kernel with WireGuard, the module is hidden there and
+/// `ip` refuses to create such an interface; elsewhere nothing is replaced.
 const WG_QUICK: &str = r#"set -e
 if ip link add probe type wireguard 2> "$folder/probe"; then
     ip link delete probe
@@ -241,7 +241,8 @@ fn padding_ends_at_the_mtu_that_was_set_last() {
                 .run(send)
                 .expect("a namespace")
                 .expect("sent");
-            // Keepalives have 32 bytes. A record adds as many to its packet, which would be padded to 1296 bytes.
+            // Keepalives have 32 bytes. A record adds as many to its packet, which would be padded
+            // to 1296 bytes.
             (sent() - before) % 32 == 1285 % 32
         });
     });

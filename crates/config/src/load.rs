@@ -37,8 +37,8 @@ pub struct Parsed {
     pub diagnostics: Diagnostics,
     /// The file that was read, if one was found.
     pub path: Option<PathBuf>,
-    /// Texts that no report may contain: keys, credentials and commands of the file, also if it has errors, and the
-    /// contents of key files.
+    /// Texts that no report may contain: keys, credentials and commands of the file, also if it has
+    /// errors, and the contents of key files.
     pub unreportable: Vec<Zeroizing<String>>,
     /// The text contains a private or preshared key.
     holds_secret: bool,
@@ -49,8 +49,8 @@ pub struct Parsed {
 #[error("{0}")]
 pub struct ConfigError(pub Diagnostics);
 
-/// Finds, reads and checks the configuration of `target`: a path, or an interface's name. For a member of a mesh, it
-/// checks the rights of `/etc/seikan/environment` as well.
+/// Finds, reads and checks the configuration of `target`: a path, or an interface's name. For a
+/// member of a mesh, it checks the rights of `/etc/seikan/environment` as well.
 pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     load_with(target, overrides, Path::new(ENVIRONMENT))
 }

@@ -33,8 +33,8 @@ impl Section {
         self.entries.push(Entry { key, line, items });
     }
 
-    /// Returns the key of this section with a name (INI: case-insensitive). Reports another name, and marks the key
-    /// that was meant, if that is clear, as invalid.
+    /// Returns the key of this section with a name (INI: case-insensitive). Reports another name,
+    /// and marks the key that was meant, if that is clear, as invalid.
     pub fn find(
         &mut self,
         name: &str,

@@ -128,8 +128,8 @@ impl<'a> Reporter<'a> {
         self.diagnostics.hide_line(line, MASK);
     }
 
-    /// Reports an error of a key by the name that the file has, with the whole message. The excerpt is masked as for
-    /// the site's key.
+    /// Reports an error of a key by the name that the file has, with the whole message. The excerpt
+    /// is masked as for the site's key.
     pub fn named_error(&mut self, site: Site, name: &str, message: &str, help: impl Into<String>) {
         self.add(Severity::Error, site, Some(name), message, help.into());
     }

@@ -103,7 +103,8 @@ impl KeySpec {
         }
     }
 
-    /// Splits a text into the values of the key: a list by commas and spaces. Empty elements of a list are skipped.
+    /// Splits a text into the values of the key: a list by commas and spaces. Empty elements of a
+    /// list are skipped.
     pub fn items(&self, text: &str, line: usize) -> Vec<Item> {
         let item = |text: &str| Item {
             text: Zeroizing::new(text.to_owned()),

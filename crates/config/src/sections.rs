@@ -79,7 +79,8 @@ impl<T> Key<T> {
         }
     }
 
-    /// Converts the values of an entry; reports invalid ones, and the repetition of a key that takes one value.
+    /// Converts the values of an entry; reports invalid ones, and the repetition of a key that
+    /// takes one value.
     fn read(
         &mut self,
         entry: Entry,
@@ -141,8 +142,9 @@ impl Key<IpNet> {
     }
 }
 
-/// Defines sections and their keys. A row: the field and the type of its values = the parser in `values`, the form, the
-/// names in both syntaxes => the values to write, none of which leaves the key out.
+/// Defines sections and their keys. A row: the field and the type of its values = the parser in
+/// `values`, the form, the names in both syntaxes => the values to write, none of which leaves the
+/// key out.
 macro_rules! sections {
     ($($(#[$doc:meta])* $section:ident($config:ident: $source:ty, $text:ident) {
         $($key:ident: $type:ty = $parse:ident, $form:ident, $ini:literal, $toml:literal => $value:expr;)*

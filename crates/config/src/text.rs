@@ -58,8 +58,8 @@ impl Text {
         self.push(end);
     }
 
-    /// Writes a value; in TOML all but numbers and booleans are basic strings (v1.0.0, "String"). Implemented here so
-    /// that no copy of a key remains in memory.
+    /// Writes a value; in TOML all but numbers and booleans are basic strings (v1.0.0, "String").
+    /// Implemented here so that no copy of a key remains in memory.
     fn value(&mut self, form: Form, value: &str) {
         if self.syntax == Syntax::Ini || form == Form::Plain {
             return self.push(value);

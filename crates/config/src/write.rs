@@ -34,8 +34,9 @@ impl Config {
         self.to_text(Syntax::Toml, false).out
     }
 
-    /// Returns the configuration for readers on other hosts: without keys, the credential and the commands of hooks.
-    /// The keys' names remain, each with `(redacted)`. The text is for people: it cannot be parsed again.
+    /// Returns the configuration for readers on other hosts: without keys, the credential and the
+    /// commands of hooks. The keys' names remain, each with `(redacted)`. The text is for people:
+    /// it cannot be parsed again.
     pub fn to_redacted(&self, syntax: Syntax) -> String {
         self.to_text(syntax, true).out.to_string()
     }

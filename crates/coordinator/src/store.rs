@@ -93,8 +93,8 @@ impl Store {
     /// everything before it returns.
     ///
     /// # Errors
-    /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`]; [`StoreError::LaterVersion`];
-    /// [`StoreError::CorruptRow`]; [`StoreError::OtherMesh`].
+    /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`];
+    /// [`StoreError::LaterVersion`]; [`StoreError::CorruptRow`]; [`StoreError::OtherMesh`].
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),

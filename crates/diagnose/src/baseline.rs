@@ -1,7 +1,8 @@
-//! Baselines for the score of the lab: one counter per cause, and the cause of the most conspicuous counter is named.
+//! Baselines for the score of the lab: one counter per cause, and the cause of the most conspicuous
+//! counter is named.
 //!
-//! The rules have to be better than these. Counters that grow with traffic are taken per packet, and a tunnel with the
-//! expected throughput is healthy, as for the rules.
+//! The rules have to be better than these. Counters that grow with traffic are taken per packet,
+//! and a tunnel with the expected throughput is healthy, as for the rules.
 
 use crate::evidence::is_tolerated;
 use crate::signature::{MOST_LAG, Signature, Steps};

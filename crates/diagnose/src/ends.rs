@@ -261,8 +261,8 @@ fn turn(verdict: &mut Verdict) {
     }
 }
 
-/// Returns the end of the named cause, if the findings of `end` name it; `inside`: packets are lost in the receiver's
-/// host.
+/// Returns the end of the named cause, if the findings of `end` name it; `inside`: packets are lost
+/// in the receiver's host.
 fn located_end(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
     let first = verdict.remedies.first().map(|remedy| remedy.location);
     let receiver = if sends { End::FarEnd } else { End::Here };
@@ -280,7 +280,8 @@ fn located_end(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
     }
 }
 
-/// Returns the causes that this end excludes, and for those that it cannot examine, the result of the far end.
+/// Returns the causes that this end excludes, and for those that it cannot examine, the result of
+/// the far end.
 fn fill(here: Vec<RuledOut>, there: Vec<RuledOut>) -> Vec<RuledOut> {
     let all = here.into_iter().map(|out| {
         let other = there.iter().find(|other| other.cause == out.cause);
@@ -299,8 +300,8 @@ fn fill(here: Vec<RuledOut>, there: Vec<RuledOut>) -> Vec<RuledOut> {
     all.collect()
 }
 
-/// Returns the share of the sender's losses outside of its host that the receiver's host dropped; `None` without losses
-/// or without counters.
+/// Returns the share of the sender's losses outside of its host that the receiver's host dropped;
+/// `None` without losses or without counters.
 fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
     let losses = sender.inner_losses()?;
     let lost = losses.elsewhere() * losses.segments / sender.seconds();
@@ -421,8 +422,8 @@ fn path_loss(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
     (Cause::PathLoss.spec(), finding)
 }
 
-/// Returns the packets that left the sender's outer interface and reached the receiver's; `None` with other traffic on
-/// the link, or without comparable counters.
+/// Returns the packets that left the sender's outer interface and reached the receiver's; `None`
+/// with other traffic on the link, or without comparable counters.
 fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
     for end in [sender, receiver] {
         (end.map.egress.is_some() && end.map.egress != end.map.inner).then_some(())?;

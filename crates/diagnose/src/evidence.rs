@@ -143,7 +143,8 @@ impl Evidence {
         self.growth(&Subject::Host, name)
     }
 
-    /// Returns the sum of a counter of both IP versions: `both("Udp", "RcvbufErrors")` adds `Udp6.RcvbufErrors`.
+    /// Returns the sum of a counter of both IP versions: `both("Udp", "RcvbufErrors")` adds
+    /// `Udp6.RcvbufErrors`.
     pub fn both(&self, protocol: &str, field: &str) -> Option<f64> {
         let four = self.host(&format!("{protocol}.{field}"));
         let six = self.host(&format!("{protocol}6.{field}"));
@@ -153,7 +154,8 @@ impl Evidence {
         }
     }
 
-    /// Returns the packets that the kernel dropped for a reason of `skb:kfree_skb`; `None` if drops were not counted.
+    /// Returns the packets that the kernel dropped for a reason of `skb:kfree_skb`; `None` if drops
+    /// were not counted.
     pub fn dropped(&self, reason: &str) -> Option<f64> {
         let counted = self.series.columns.keys();
         let mut counted = counted.filter(|key| key.name.starts_with(metric::DROP_PREFIX));
@@ -197,8 +199,8 @@ impl Evidence {
         self.growth(&Subject::Link(link.to_owned()), name)
     }
 
-    /// Returns the growth of a counter of the inner interface without the doctor's own packets. A bridge counts only
-    /// packets for this host; its ports count forwarded packets.
+    /// Returns the growth of a counter of the inner interface without the doctor's own packets. A
+    /// bridge counts only packets for this host; its ports count forwarded packets.
     pub fn inner(&self, name: &str) -> Option<f64> {
         let inner = self.map.inner.as_deref()?;
         let ports = self.map.links.iter();
@@ -244,8 +246,8 @@ impl Evidence {
         bytes(metric::TX_BYTES) >= bytes(metric::RX_BYTES)
     }
 
-    /// Returns the throughput of the inner interface in the direction with more traffic, bits per second; truncated
-    /// packets do not count.
+    /// Returns the throughput of the inner interface in the direction with more traffic, bits per
+    /// second; truncated packets do not count.
     pub fn throughput(&self) -> f64 {
         let bytes = |name| self.inner(name).unwrap_or(0.0);
         let received = self.inner(metric::RX_PACKETS).unwrap_or(0.0);
@@ -254,9 +256,9 @@ impl Evidence {
         bytes(metric::TX_BYTES).max(bytes(metric::RX_BYTES) * whole) * 8.0 / self.seconds()
     }
 
-    /// Whether the traffic is too little to show a cause: no throughput is expected, there are hardly any packets but the
-    /// doctor's own, and no connection waits. Not if connections stall, packets are lost at the inner interface, or
-    /// probes found a black hole.
+    /// Whether the traffic is too little to show a cause: no throughput is expected, there are
+    /// hardly any packets but the doctor's own, and no connection waits. Not if connections stall,
+    /// packets are lost at the inner interface, or probes found a black hole.
     pub fn is_idle(&self) -> bool {
         if self.expected.is_some() || self.inner(metric::TX_BYTES).is_none() {
             return false;
@@ -362,9 +364,10 @@ impl Evidence {
         (!values.is_empty()).then(|| values.iter().map(|(_, value)| value).sum())
     }
 
-    /// Returns the packets of this path that were dropped because a processor's queue of received packets was full. The
-    /// queue counts for the whole machine; the interface of a packet counts it among other drops (`enqueue_to_backlog()`,
-    /// net/core/dev.c). So the drops are no more than either. `None` if one of them is not readable.
+    /// Returns the packets of this path that were dropped because a processor's queue of received
+    /// packets was full. The queue counts for the whole machine; the interface of a packet counts
+    /// it among other drops (`enqueue_to_backlog()`, net/core/dev.c). So the drops are no more than
+    /// either. `None` if one of them is not readable.
     pub fn backlog_drops(&self) -> Option<f64> {
         let machine = self.all_cpus(metric::SOFTNET_DROPPED)?;
         Some(machine.min(self.links(metric::RX_DROPPED)?))
@@ -379,9 +382,9 @@ impl Evidence {
         (!counts.is_empty()).then(|| counts.iter().sum())
     }
 
-    /// Returns the share of the packets received by the machine, in any namespace, that the interfaces of the path
-    /// received, 0 to 1. A processor that is busy with other packets proves nothing about this tunnel. `None` if they
-    /// were not counted.
+    /// Returns the share of the packets received by the machine, in any namespace, that the
+    /// interfaces of the path received, 0 to 1. A processor that is busy with other packets proves
+    /// nothing about this tunnel. `None` if they were not counted.
     pub fn share_of_received(&self) -> Option<f64> {
         let all = self
             .all_cpus(metric::SOFTNET_PROCESSED)
@@ -389,8 +392,8 @@ impl Evidence {
         Some((self.links(metric::RX_PACKETS)? / all).min(1.0))
     }
 
-    /// Whether the tunnel itself has a problem: less than the expected throughput, or connections that lose packets.
-    /// Counters of the whole machine name a cause only in this case.
+    /// Whether the tunnel itself has a problem: less than the expected throughput, or connections
+    /// that lose packets. Counters of the whole machine name a cause only in this case.
     pub fn suffers(&self) -> bool {
         let short = self.shortfall().is_some_and(|it| !is_tolerated(it));
         let again = self.retransmitted().is_some_and(|share| share >= LOSSY);
@@ -400,8 +403,8 @@ impl Evidence {
         short || again || early || self.stalled().is_some()
     }
 
-    /// Returns the number of sockets from which the program reads whole packets of any length without a report of
-    /// merging: raw and packet sockets without `PACKET_VNET_HDR`.
+    /// Returns the number of sockets from which the program reads whole packets of any length
+    /// without a report of merging: raw and packet sockets without `PACKET_VNET_HDR`.
     pub fn raw_sockets(&self) -> usize {
         let raw = self.map.sockets.iter();
         let raw = raw.filter(|socket| socket.transport == Transport::Raw);

@@ -331,7 +331,8 @@ impl Measurement {
     }
 }
 
-/// Returns the points of a column, thinned to the last of every `every` samples; of a constant, the first and the last.
+/// Returns the points of a column, thinned to the last of every `every` samples; of a constant, the
+/// first and the last.
 fn thinned(column: &Column, every: u32) -> Vec<(u32, u64)> {
     let mut grown = 0;
     let mut before = None;

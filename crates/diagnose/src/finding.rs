@@ -47,8 +47,8 @@ impl Fact {
 pub struct Finding {
     /// Share of the missing throughput that the cause accounts for, as far as the numbers tell: 0 to 1.
     pub weight: f64,
-    /// Whether a wrong setting proves the cause, so that no other cause can be behind it: a buffer of a few packets overflows
-    /// with any reader.
+    /// Whether a wrong setting proves the cause, so that no other cause can be behind it: a buffer
+    /// of a few packets overflows with any reader.
     pub settled: bool,
     /// Three to five figures, the most important one first.
     pub facts: Vec<Fact>,

@@ -1,11 +1,11 @@
 //! Diagnosis of slow tunnels: from evidence to a cause, its confidence and its remedies.
 //!
-//! [`Evidence`] holds the measurements of a host. Each rule of [`rules`] examines them for one [`Cause`] and returns a
-//! [`Judgement`]. [`diagnose`] weighs the findings and names one cause, with the chain to the symptom, the figures, the
-//! remedies, and the causes that it excludes.
+//! [`Evidence`] holds the measurements of a host. Each rule of [`rules`] examines them for one
+//! [`Cause`] and returns a [`Judgement`]. [`diagnose`] weighs the findings and names one cause,
+//! with the chain to the symptom, the figures, the remedies, and the causes that it excludes.
 //!
-//! Everything here is a pure function: it reads no clock, no file and no socket. Live and recorded evidence are treated
-//! alike.
+//! Everything here is a pure function: it reads no clock, no file and no socket. Live and recorded
+//! evidence are treated alike.
 #![forbid(unsafe_code)]
 
 pub mod baseline;

@@ -1,7 +1,8 @@
 //! Load of threads and processors, as several rules need it.
 //!
-//! The demand of a thread is the time in which it ran or was ready to run. Its waiting time is compared with that demand,
-//! not with the clock: a busy thread that gets its demand does not lack a processor.
+//! The demand of a thread is the time in which it ran or was ready to run. Its waiting time is
+//! compared with that demand, not with the clock: a busy thread that gets its demand does not lack
+//! a processor.
 
 use seikan_observe::{Subject, metric};
 
@@ -31,9 +32,9 @@ impl Evidence {
         threads.max_by(|a, b| a.demand().total_cmp(&b.demand()))
     }
 
-    /// Returns the load of the program, 0 to 1: the demand of its busiest thread, or of all threads relative to the
-    /// processors that they may use, whichever is larger. Without a program (a tunnel of the kernel), the load of the
-    /// busiest processor.
+    /// Returns the load of the program, 0 to 1: the demand of its busiest thread, or of all threads
+    /// relative to the processors that they may use, whichever is larger. Without a program (a
+    /// tunnel of the kernel), the load of the busiest processor.
     pub fn busy(&self) -> Option<f64> {
         let Some(program) = &self.map.program else {
             let idle = self.idle().into_iter().map(|(_, idle)| idle);
@@ -78,7 +79,8 @@ impl Evidence {
         (!idle.is_empty()).then(|| (used - self.running()).max(0.0))
     }
 
-    /// Returns the share of the time in which the program's control group was throttled, summed over processors.
+    /// Returns the share of the time in which the program's control group was throttled, summed
+    /// over processors.
     pub fn throttled(&self) -> Option<f64> {
         let group = self.map.program.as_ref()?.group.clone()?;
         let stopped = self.growth(&Subject::Group(group), metric::GROUP_THROTTLED_US)?;
@@ -100,7 +102,8 @@ impl Evidence {
         (user + system > 0.0).then(|| system / (user + system))
     }
 
-    /// Returns the share of a stage in the program's time, or in the machine's time for a tunnel of the kernel.
+    /// Returns the share of a stage in the program's time, or in the machine's time for a tunnel of
+    /// the kernel.
     pub fn work(&self, stage: Stage) -> Option<f64> {
         let profile = self.profile.as_ref()?;
         let shares = match self.map.program {

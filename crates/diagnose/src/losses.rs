@@ -1,10 +1,11 @@
 //! Losses by TCP's counters: their number, whether they were real, and whether they happened on this host.
 //!
-//! A sender knows its retransmissions and, from duplicates that the receiver reports (DSACK, RFC 2883), how many were
-//! unnecessary. A receiver knows how many segments came out of order or twice. Counters of this host tell its own drops.
+//! A sender knows its retransmissions and, from duplicates that the receiver reports (DSACK, RFC
+//! 2883), how many were unnecessary. A receiver knows how many segments came out of order or twice.
+//! Counters of this host tell its own drops.
 //!
-//! These exclude drops by reason (`drop.*`), and drops of the processors' queues unless an interface of the path counts
-//! them: the kernel counts both for all namespaces of the machine.
+//! These exclude drops by reason (`drop.*`), and drops of the processors' queues unless an
+//! interface of the path counts them: the kernel counts both for all namespaces of the machine.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Subject, metric};
@@ -13,8 +14,8 @@ use crate::Evidence;
 
 /// Fewest segments for a share: 1 % shows in a hundred.
 const LEAST_SEGMENTS: f64 = 100.0;
-/// Share of the sent bytes that are acknowledged, below which losses are not random: a random loss gets 1 - loss
-/// acknowledged, and no connection survives a loss of three quarters.
+/// Share of the sent bytes that are acknowledged, below which losses are not random: a random loss
+/// gets 1 - loss acknowledged, and no connection survives a loss of three quarters.
 const STALLED: f64 = 0.25;
 /// `tcpi_min_rtt` without a measurement: all ones (net/ipv4/tcp.c).
 const NO_RTT_US: f64 = 4e9;
@@ -91,7 +92,8 @@ impl Evidence {
         sockets.filter(|socket| socket.transport == Transport::Tcp)
     }
 
-    /// Returns the losses of connections through the tunnel; `None` if this host sends little or no TCP into it.
+    /// Returns the losses of connections through the tunnel; `None` if this host sends little or no
+    /// TCP into it.
     pub fn inner_losses(&self) -> Option<Losses> {
         let of = |name| self.flows(name);
         if !self.sends_tcp() {
@@ -118,7 +120,8 @@ impl Evidence {
         })
     }
 
-    /// Returns the segments that the host received; `None` unless connections through the tunnel mainly receive.
+    /// Returns the segments that the host received; `None` unless connections through the tunnel
+    /// mainly receive.
     pub fn arrivals(&self) -> Option<Arrivals> {
         let received = self.flows(metric::TCP_BYTES_RECEIVED)?;
         if received <= 0.0 || self.sends_tcp() {
@@ -134,7 +137,8 @@ impl Evidence {
         })
     }
 
-    /// Returns the connections through the tunnel that time out and get next to nothing acknowledged, if there are any.
+    /// Returns the connections through the tunnel that time out and get next to nothing
+    /// acknowledged, if there are any.
     pub fn stalled(&self) -> Option<Stall> {
         let mut stall = Stall {
             sent: 0.0,
@@ -157,7 +161,8 @@ impl Evidence {
         (stall.sent > 0.0 && nothing).then_some(stall)
     }
 
-    /// Returns the packets received with a wrong checksum, and all checked packets (TCP and UDP, both IP versions).
+    /// Returns the packets received with a wrong checksum, and all checked packets (TCP and UDP,
+    /// both IP versions).
     pub fn damaged(&self) -> Option<(f64, f64)> {
         let tcp = self.host("Tcp.InCsumErrors");
         let udp = self.both("Udp", "InCsumErrors");
@@ -182,8 +187,8 @@ impl Evidence {
         (frames > 0.0).then(|| frames / packets)
     }
 
-    /// Returns the shortest round-trip time through the tunnel, microseconds: of a probe without load, or the minimum of
-    /// all connections.
+    /// Returns the shortest round-trip time through the tunnel, microseconds: of a probe without
+    /// load, or the minimum of all connections.
     pub fn shortest_rtt_us(&self) -> Option<f64> {
         let flows = self.map.flows.iter();
         let seen = flows.filter_map(|flow| self.min_rtt_us(flow));
@@ -197,8 +202,8 @@ impl Evidence {
         (least > 0.0 && least < NO_RTT_US).then_some(least)
     }
 
-    /// Returns the segments that this host dropped between TCP and the wire: of the tunnel's own packets only, or also of
-    /// those inside it.
+    /// Returns the segments that this host dropped between TCP and the wire: of the tunnel's own
+    /// packets only, or also of those inside it.
     pub(crate) fn dropped_sending(&self, inner_too: bool) -> f64 {
         let inner = self.map.inner.as_deref();
         let links = self.map.links.iter();

@@ -139,7 +139,8 @@ pub enum Action {
         /// Limit in processors; `None`: no limit.
         cpus: Option<f64>,
     },
-    /// Limits the segment size of TCP connections through an interface, by an nftables rule in a table of its own.
+    /// Limits the segment size of TCP connections through an interface, by an nftables rule in a
+    /// table of its own.
     ClampMss {
         /// The interface.
         link: String,
@@ -195,9 +196,9 @@ impl Action {
     }
 }
 
-/// Returns the argument for nft(8) that limits the segment size of TCP connections through an interface: the size in SYNs
-/// that leave by it limits the received segments, the size in SYNs that enter by it the sent ones. The name must be
-/// [plain](is_plain).
+/// Returns the argument for nft(8) that limits the segment size of TCP connections through an
+/// interface: the size in SYNs that leave by it limits the received segments, the size in SYNs that
+/// enter by it the sent ones. The name must be [plain](is_plain).
 pub fn clamp(link: &str, bytes: u32) -> String {
     let chain = |hook: &str, direction: &str| {
         format!(
@@ -210,7 +211,8 @@ pub fn clamp(link: &str, bytes: u32) -> String {
     format!("table inet seikan_doctor {{ {leaving} {entering} }}")
 }
 
-/// Whether a name is a single plain word for a shell and for nft. The kernel allows interfaces almost any name.
+/// Whether a name is a single plain word for a shell and for nft. The kernel allows interfaces
+/// almost any name.
 pub fn is_plain(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@".contains(c);
     !name.is_empty() && name.chars().all(plain)

@@ -1,7 +1,7 @@
 //! The counter that shows a cause, and its correlation with the throughput.
 //!
-//! A correlation supports a cause that rules found. It is no proof: both may have a third reason. Causes without a sampled
-//! counter of their own have no signature.
+//! A correlation supports a cause that rules found. It is no proof: both may have a third reason.
+//! Causes without a sampled counter of their own have no signature.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Key, Subject, metric};
@@ -27,7 +27,8 @@ pub struct Moves {
     pub r: Interval,
 }
 
-/// Returns the correlation of a counter with the throughput while there was data to send; `None` if it may be chance.
+/// Returns the correlation of a counter with the throughput while there was data to send; `None` if
+/// it may be chance.
 pub(crate) fn moves(evidence: &Evidence, signature: &Signature) -> Option<Moves> {
     let steps = Steps::of(evidence)?;
     let offered = steps.offered();
@@ -146,8 +147,8 @@ impl<'a> Steps<'a> {
         })
     }
 
-    /// Returns the longest range of steps in which the main connection had data to send: a pause of the application says
-    /// nothing about the tunnel. All steps if that is not known.
+    /// Returns the longest range of steps in which the main connection had data to send: a pause of
+    /// the application says nothing about the tunnel. All steps if that is not known.
     fn offered(&self) -> std::ops::Range<usize> {
         let all = 0..self.seconds.len();
         let flow = self.evidence.main_flow();
@@ -211,8 +212,8 @@ impl<'a> Steps<'a> {
         )
     }
 
-    /// Returns the counter of a signature in each step: growth summed over names, and over subjects too if it is per
-    /// packet or byte; otherwise the largest subject.
+    /// Returns the counter of a signature in each step: growth summed over names, and over subjects
+    /// too if it is per packet or byte; otherwise the largest subject.
     fn raw(&self, signature: &Signature) -> Option<Vec<f64>> {
         let is_sum = matches!(signature.per, Per::Packet | Per::Byte);
         let subjects = self.subjects(signature.source).into_iter();

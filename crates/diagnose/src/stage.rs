@@ -1,18 +1,18 @@
 //! Purposes of functions by their names: of the kernel, of cryptographic libraries, of C and Go.
 //!
-//! [`stage`] searches the table from the top, so more specific names come first. A function without a name gets the
-//! purpose of its module or file. [`profile`] computes shares from counts.
+//! [`stage`] searches the table from the top, so more specific names come first. A function without
+//! a name gets the purpose of its module or file. [`profile`] computes shares from counts.
 
 use seikan_observe::profile::{Function, Functions, Profile, Share, Stage};
 
 /// Largest number of functions in each list.
 const SHARES_MAX: usize = 40;
 
-/// Names as shell patterns, separated by spaces; compared without leading underscores, without the common prefixes of
-/// libraries, and without regard to case. The first list with a match counts.
+/// Names as shell patterns, separated by spaces; compared without leading underscores, without the
+/// common prefixes of libraries, and without regard to case. The first list with a match counts.
 ///
-/// Of the kernel; of OpenSSL and its descendants, libsodium, wolfSSL, mbed TLS (assembler code has the same names in
-/// most), of Rust's and Go's libraries; of glibc and Go's runtime.
+/// Of the kernel; of OpenSSL and its descendants, libsodium, wolfSSL, mbed TLS (assembler code has
+/// the same names in most), of Rust's and Go's libraries; of glibc and Go's runtime.
 const FUNCTIONS: &[(Stage, &str)] = &[
     (
         Stage::Checksum,
@@ -142,8 +142,8 @@ pub fn stage(symbol: &str, module: &str) -> Stage {
     }
 }
 
-/// Computes shares from counts: of the program and of the machine, the largest functions of each. `None` without a
-/// sample.
+/// Computes shares from counts: of the program and of the machine, the largest functions of each.
+/// `None` without a sample.
 pub fn profile(functions: &Functions) -> Option<Profile> {
     if functions.samples == 0 {
         return None;

@@ -28,8 +28,9 @@ pub struct Correlation {
     pub r: Interval,
 }
 
-/// Returns the mean gain of the second kind of block over the first, as a ratio minus 1, of pairs (without, with) close
-/// in time. `None` for fewer than two pairs, or without throughput in the first kind.
+/// Returns the mean gain of the second kind of block over the first, as a ratio minus 1, of pairs
+/// (without, with) close in time. `None` for fewer than two pairs, or without throughput in the
+/// first kind.
 pub fn paired_gain(pairs: &[(f64, f64)]) -> Option<Interval> {
     let sane = |(a, b): &(f64, f64)| a.is_finite() && b.is_finite() && *a >= 0.0 && *b >= 0.0;
     if pairs.len() < 2 || !pairs.iter().all(sane) {
@@ -52,8 +53,8 @@ pub fn paired_gain(pairs: &[(f64, f64)]) -> Option<Interval> {
     Some(interval(value, drawn.collect()))
 }
 
-/// Correlates `a` with `b` at every lag up to `max_lag` values in either direction. `None` if one of them is constant or
-/// shorter than four blocks.
+/// Correlates `a` with `b` at every lag up to `max_lag` values in either direction. `None` if one
+/// of them is constant or shorter than four blocks.
 pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<Correlation> {
     let (n, block) = (a.len().min(b.len()), block.max(1));
     if n < 4 * block + max_lag {
@@ -78,8 +79,8 @@ pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<C
     })
 }
 
-/// Returns the lag up to `max_lag` in either direction at which `a` correlates most with `b`, and Pearson's r there
-/// without an interval. `None` if one of them is constant.
+/// Returns the lag up to `max_lag` in either direction at which `a` correlates most with `b`, and
+/// Pearson's r there without an interval. `None` if one of them is constant.
 pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
@@ -114,8 +115,8 @@ pub fn differences(values: &[f64]) -> Vec<f64> {
     values.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Returns the mean time in a queue in seconds, by Little's law: its mean length over the rate of departures. `None`
-/// without departures.
+/// Returns the mean time in a queue in seconds, by Little's law: its mean length over the rate of
+/// departures. `None` without departures.
 pub fn queueing_delay(standing: f64, leaving_per_second: f64) -> Option<f64> {
     (leaving_per_second > 0.0).then(|| standing / leaving_per_second)
 }

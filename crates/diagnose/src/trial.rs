@@ -20,10 +20,11 @@ pub const BLOCK: Duration = Duration::from_millis(2000);
 /// Maximum time to wait for stalled connections after the change: a TCP connection that has been
 /// stalled for ten seconds retransmits within this time (RFC 6298: the timeout doubles each time).
 pub const STANDSTILL: Duration = Duration::from_secs(13);
-/// Throughput below which connections are stalled, bits per second: a connection without acknowledgements repeats a
-/// segment now and then.
+/// Throughput below which connections are stalled, bits per second: a connection without
+/// acknowledgements repeats a segment now and then.
 const STILL: f64 = 100e3;
-/// Throughput that counts for a stall, as a share of that with the change: a gain over zero would be infinite.
+/// Throughput that counts for a stall, as a share of that with the change: a gain over zero would
+/// be infinite.
 const NOTHING: f64 = 0.01;
 /// Pairs of blocks: with four the interval is of 35 different resamples.
 pub const PAIRS: usize = 4;
@@ -135,8 +136,8 @@ pub struct Attempt {
     pub trial: Trial,
 }
 
-/// Compares. `switch` turns the change on or off, `measure` waits and measures. Ends early, with the change to be
-/// reverted, if nothing passes with it, or if `measure` says so.
+/// Compares. `switch` turns the change on or off, `measure` waits and measures. Ends early, with
+/// the change to be reverted, if nothing passes with it, or if `measure` says so.
 ///
 /// # Errors
 /// Those of `switch` and `measure`.

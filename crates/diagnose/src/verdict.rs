@@ -1,9 +1,10 @@
 //! The verdict: one cause out of the results of all rules.
 //!
-//! Findings are ordered by their weight. If one cause brings about another ([`Spec::effects`]), the deeper one is named
-//! and the other is part of its chain. Without a finding, the verdict is `healthy` if the expected throughput passes or
-//! none was given, `idle` with hardly any traffic, and otherwise `unknown`. Without an expected throughput, a weak
-//! finding does not count: good tunnels show traces of many causes.
+//! Findings are ordered by their weight. If one cause brings about another ([`Spec::effects`]), the
+//! deeper one is named and the other is part of its chain. Without a finding, the verdict is
+//! `healthy` if the expected throughput passes or none was given, `idle` with hardly any traffic,
+//! and otherwise `unknown`. Without an expected throughput, a weak finding does not count: good
+//! tunnels show traces of many causes.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};

@@ -1,12 +1,17 @@
-//! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the link, load through
-//! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
+//! The test bench of Seikan: hosts in network namespaces, a link between them, tunnels over the
+//! link, load through the tunnels, and reports of what was measured. It needs neither iproute2 nor
+//! iperf3.
 //!
-//! [`site`] makes hosts and joins them ([`wire`] with faults); [`tunnel`] starts a tunnel between them; [`seikan_load`] loads it; [`bench`](mod@bench)
-//! compares tunnels, also over emulated paths, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
-//! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path away, [`nat`] hides members from each other, [`scale`] has many, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
+//! [`site`] makes hosts and joins them ([`wire`] with faults); [`tunnel`] starts a tunnel between
+//! them; [`seikan_load`] loads it; [`bench`](mod@bench) compares tunnels, also over emulated paths,
+//! [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
+//! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path
+//! away, [`nat`] hides members from each other, [`scale`] has many, and [`demo`](mod@demo) shows
+//! them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
-//! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches [`Interrupt`](seikan_ui::Interrupt).
+//! (`PR_SET_PDEATHSIG`), directories are removed by their guards, and every wait watches
+//! [`Interrupt`](seikan_ui::Interrupt).
 #![forbid(unsafe_code)]
 
 mod arguments;

@@ -1,7 +1,7 @@
 //! The `seikan-lab` command: measurements and tests of Seikan on one machine.
 //!
-//! Users start it by `seikan lab ...` and `seikan demo`. [`verbs`] has one file for every verb. Exit status: 0 done,
-//! 1 failed, 2 wrong usage (clap's own).
+//! Users start it by `seikan lab ...` and `seikan demo`. [`verbs`] has one file for every verb.
+//! Exit status: 0 done, 1 failed, 2 wrong usage (clap's own).
 #![forbid(unsafe_code)]
 
 mod verbs;

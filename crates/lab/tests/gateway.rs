@@ -11,7 +11,8 @@ use seikan_lab::gateway::{FORWARDING, GatewayOptions, GatewayReport, gateway};
 use seikan_load::{Ends, LoadError, wait_reachable};
 use seikan_ui::Interrupt;
 
-/// One test at a time (processes and descriptors are counted, and figures compared); `None` where it may not run.
+/// One test at a time (processes and descriptors are counted, and figures compared); `None` where
+/// it may not run.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

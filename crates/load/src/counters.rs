@@ -36,15 +36,16 @@ pub fn retransmitted_segments() -> u64 {
     named_value(&snmp, "Tcp:", "RetransSegs").unwrap_or(0)
 }
 
-/// TCP segments that arrived before one that was sent earlier, in the calling thread's network namespace (`TCPOFOQueue`,
-/// Documentation/networking/snmp_counter.rst).
+/// TCP segments that arrived before one that was sent earlier, in the calling thread's network
+/// namespace (`TCPOFOQueue`, Documentation/networking/snmp_counter.rst).
 #[must_use]
 pub fn segments_out_of_order() -> u64 {
     let netstat = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
     named_value(&netstat, "TcpExt:", "TCPOFOQueue").unwrap_or(0)
 }
 
-/// Datagrams dropped at a full receive buffer in the calling thread's network namespace (`RcvbufErrors`, RFC 4113).
+/// Datagrams dropped at a full receive buffer in the calling thread's network namespace
+/// (`RcvbufErrors`, RFC 4113).
 #[must_use]
 pub fn udp_receive_buffer_errors() -> u64 {
     ["snmp", "snmp6"]

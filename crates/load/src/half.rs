@@ -94,7 +94,8 @@ impl Sink {
         Ok(address.port())
     }
 
-    /// Waits for the flow that begins with the token, from this host or, if `None`, from any; refuses all others.
+    /// Waits for the flow that begins with the token, from this host or, if `None`, from any;
+    /// refuses all others.
     ///
     /// # Errors
     /// It does not connect in time, or `stop` was raised.

@@ -1,4 +1,5 @@
-//! The built-in load generator: TCP bulk, UDP flood, web pages, latency, and a load with an offered rate that others watch.
+//! The built-in load generator: TCP bulk, UDP flood, web pages, latency, and a load with an offered
+//! rate that others watch.
 //!
 //! Both ends run in threads of this process, except for a [`Flow`], whose other end is on another
 //! host. Sockets are opened inside their host's namespace and stay there whichever thread uses

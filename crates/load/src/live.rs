@@ -110,8 +110,8 @@ impl Meter {
 /// Runs a load while `work` runs, and returns the result of `work`.
 ///
 /// # Errors
-/// The error of `work`; connections that cannot be made. A stream that breaks meanwhile is not an error: it carries
-/// nothing more.
+/// The error of `work`; connections that cannot be made. A stream that breaks meanwhile is not an
+/// error: it carries nothing more.
 pub fn live<T, E: From<LoadError>>(
     ends: &Ends<'_>,
     options: &LiveOptions,

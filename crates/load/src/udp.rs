@@ -120,8 +120,8 @@ impl UdpReport {
     }
 }
 
-/// A counter of datagrams, with a cache line (and its neighbour, which is fetched with it) of its own: sender and
-/// receiver count at the same time.
+/// A counter of datagrams, with a cache line (and its neighbour, which is fetched with it) of its
+/// own: sender and receiver count at the same time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Counter(AtomicU64);

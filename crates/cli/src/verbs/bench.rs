@@ -1,8 +1,9 @@
-//! `seikan bench HOST`: measures the path to another host outside of the tunnel, through it, and through the kernel's
-//! WireGuard, and has the doctor name the cause of the difference.
+//! `seikan bench HOST`: measures the path to another host outside of the tunnel, through it, and
+//! through the kernel's WireGuard, and has the doctor name the cause of the difference.
 //!
-//! [`near`] starts the far end ([`far`]) by SSH and asks for one [`phase`] after the other by [`control`]; [`target`] has the
-//! addresses, [`kernel`] the interfaces for comparison, [`figures`] the results, and [`page`] writes them.
+//! [`near`] starts the far end ([`far`]) by SSH and asks for one [`phase`] after the other by
+//! [`control`]; [`target`] has the addresses, [`kernel`] the interfaces for comparison, [`figures`]
+//! the results, and [`page`] writes them.
 
 mod control;
 mod far;

@@ -1,7 +1,8 @@
 //! `seikan bugreport`: writes an archive to attach to a bug report.
 //!
-//! [`host`], [`tunnel`] and [`log`] collect parts. A part that cannot be collected is listed with the reason, and the others
-//! follow. [`archive`] writes them, after [`redact`] has replaced every secret that is known.
+//! [`host`], [`tunnel`] and [`log`] collect parts. A part that cannot be collected is listed with
+//! the reason, and the others follow. [`archive`] writes them, after [`redact`] has replaced every
+//! secret that is known.
 
 mod archive;
 mod host;

@@ -1,9 +1,10 @@
 //! `seikan doctor`: measures a tunnel for some seconds and names the cause of a low throughput.
 //!
-//! [`measure`] finds the path and samples it (or a recording holds the samples), [`probe`] sends some echo requests
-//! meanwhile, the rules of `seikan_diagnose` name the cause, [`view`] writes the answer and [`drawing`] draws the path. With
-//! `--prove` or `--fix`, [`repair`] then tests the remedies of this host. With `--peer`, [`far`] has another doctor measure
-//! the far end at the same time.
+//! [`measure`] finds the path and samples it (or a recording holds the samples), [`probe`] sends
+//! some echo requests meanwhile, the rules of `seikan_diagnose` name the cause, [`view`] writes the
+//! answer and [`drawing`] draws the path. With `--prove` or `--fix`, [`repair`] then tests the
+//! remedies of this host. With `--peer`, [`far`] has another doctor measure the far end at the same
+//! time.
 
 mod calls;
 pub mod drawing;
@@ -67,8 +68,8 @@ pub struct Arguments {
     /// Draw the path and end, without a measurement
     #[arg(long)]
     map: bool,
-    /// Show the path, all remedies, every excluded cause with its figure, all unavailable data, and with level 3 the calls
-    /// per packet
+    /// Show the path, all remedies, every excluded cause with its figure, all unavailable data, and
+    /// with level 3 the calls per packet
     #[arg(long, short)]
     verbose: bool,
     /// Test the remedies of this host: measure with and without each, alternating, and keep one that helps

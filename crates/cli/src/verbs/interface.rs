@@ -1,8 +1,8 @@
 //! `seikan IFACE`, and a link to the program with the name `wireguard-go`: an interface that other programs
 //! configure, as wireguard-go has. wg-quick starts it where the kernel has no WireGuard.
 //!
-//! Options and environment variables are those of wireguard-go: the interface and the socket for `wg` exist once
-//! the command returns, and the process ends when the interface is deleted.
+//! Options and environment variables are those of wireguard-go: the interface and the socket for
+//! `wg` exist once the command returns, and the process ends when the interface is deleted.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -57,16 +57,16 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Parses the arguments of this process if it was started by the name of wireguard-go; prints help or an error
-    /// and exits if they ask for it.
+    /// Parses the arguments of this process if it was started by the name of wireguard-go; prints
+    /// help or an error and exits if they ask for it.
     pub fn of_link(words: &[OsString]) -> Option<Arguments> {
         let program = words.first().map(Path::new);
         let is_link = program.and_then(Path::file_name) == Some(OsStr::new(LINK));
         is_link.then(|| Arguments::parse_from(words))
     }
 
-    /// Returns the arguments if the words after the program's name are `[-f] IFACE`. `is_word`: whether a word
-    /// may be an interface, and not a misspelt verb.
+    /// Returns the arguments if the words after the program's name are `[-f] IFACE`. `is_word`:
+    /// whether a word may be an interface, and not a misspelt verb.
     pub fn of_words(words: &[OsString], is_word: impl Fn(&str) -> bool) -> Option<Arguments> {
         let words: Option<Vec<&str>> = words.iter().skip(1).map(|word| word.to_str()).collect();
         let (option, name) = match words?[..] {

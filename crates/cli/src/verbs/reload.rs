@@ -1,8 +1,9 @@
 //! `seikan reload`: applies a changed configuration to a running tunnel, as `wg syncconf` does.
 //!
-//! The daemon has no right to read the file. So this process compares the file with the running state, which it reads
-//! from the socket for `wg` (the cross-platform interface of WireGuard), and sends the differences there. Peers without
-//! a difference are not mentioned, and keep their sessions.
+//! The daemon has no right to read the file. So this process compares the file with the running
+//! state, which it reads from the socket for `wg` (the cross-platform interface of WireGuard), and
+//! sends the differences there. Peers without a difference are not mentioned, and keep their
+//! sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -109,7 +110,8 @@ fn resolved(config: &Config) -> anyhow::Result<BTreeMap<String, SocketAddr>> {
     Ok(endpoints)
 }
 
-/// Refuses changes after which the tunnel's own datagrams would enter it: its marks and rules are only set at a start.
+/// Refuses changes after which the tunnel's own datagrams would enter it: its marks and rules are
+/// only set at a start.
 fn refuse_loops(
     config: &Config,
     running: &Running,

@@ -56,7 +56,8 @@ pub fn send_until(
     }
 }
 
-/// Waits until the tunnel repairs, and checks that hardly any loss is left. `repair`: loss repair of the sender's status.
+/// Waits until the tunnel repairs, and checks that hardly any loss is left. `repair`: loss repair
+/// of the sender's status.
 pub fn is_repaired(ends: [&NetNs; 2], target: IpAddr, repair: &dyn Fn() -> Value) {
     let restored = |repair: &Value| repair["restored"].as_u64().expect("a count");
     send_until(ends, target, repair, &|repair| {

@@ -16,11 +16,13 @@ pub fn updates() -> bool {
     std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
 }
 
-/// Objects whose keys are not names of fields, such as reasons of drops: by the name of the field they are in.
+/// Objects whose keys are not names of fields, such as reasons of drops: by the name of the field
+/// they are in.
 const MAPS: [&str; 5] = ["drops", "features", "relays", "sysctls", "turn"];
 
-/// A list of changes of this host, whose kinds have different fields. Which of them a run suggests depends on the machine, so
-/// [`every_change_of_this_host_has_the_shape_that_was_written_down`] has their shape.
+/// A list of changes of this host, whose kinds have different fields. Which of them a run suggests
+/// depends on the machine, so [`every_change_of_this_host_has_the_shape_that_was_written_down`] has
+/// their shape.
 const ACTIONS: &str = ".actions[]";
 
 /// Paths and the types of the values there, and whether a value may be missing: a line each in a golden file.
@@ -84,8 +86,9 @@ fn parent(path: &str) -> &str {
     &path[..end]
 }
 
-/// Checks that `value`, which `seikan NAME --json` printed, has only fields and types that the golden file has, and all of those
-/// that are not optional. With `UPDATE_GOLDEN=1` the file gets what is new.
+/// Checks that `value`, which `seikan NAME --json` printed, has only fields and types that the
+/// golden file has, and all of those that are not optional. With `UPDATE_GOLDEN=1` the file gets
+/// what is new.
 pub fn check_shape(name: &str, value: &Value) {
     let path = folder().join(format!(
         "json/{}.txt",

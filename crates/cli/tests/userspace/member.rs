@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 const PROXY: &str = "127.0.0.1:1080";
 
-/// Joins the mesh as `laptop` with these options, which starts the tunnel in the background. Returns the file.
+/// Joins the mesh as `laptop` with these options, which starts the tunnel in the background.
+/// Returns the file.
 fn join(user: &User, host: &Host, site: &Site, words: &[&str]) -> PathBuf {
     let [token, pin] = site.token(&["--tag", "laptops"]);
     let file = user.home().join(format!("{}.toml", host.interface));

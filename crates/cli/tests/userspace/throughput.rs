@@ -141,8 +141,8 @@ impl Drop for Path {
     }
 }
 
-/// Prints the throughput of one stream of CUBIC over a path with delay and loss, by a forwarded port of a tunnel without root
-/// and by the interface of the same tunnel with root.
+/// Prints the throughput of one stream of CUBIC over a path with delay and loss, by a forwarded
+/// port of a tunnel without root and by the interface of the same tunnel with root.
 #[test]
 #[ignore = "a measurement: it needs an idle machine"]
 fn throughput_of_a_forwarded_port_and_of_an_interface_over_a_path_with_loss() {

@@ -154,8 +154,8 @@ impl Drop for User {
     }
 }
 
-/// Two hosts, the left one with a tunnel of `nobody` with these options, and the right one with an interface. All packets
-/// of the left tunnel are accounted for in the end.
+/// Two hosts, the left one with a tunnel of `nobody` with these options, and the right one with an
+/// interface. All packets of the left tunnel are accounted for in the end.
 pub fn with_tunnels(words: &[&str], test: impl Fn(&World, &User)) {
     for protocol in ["wireguard", "native"] {
         in_world(["", ""], |world| {

@@ -227,8 +227,8 @@ fn check_routed_device(device: &Device, reporter: &mut Reporter<'_>) {
     report_unreachable(device, reporter);
 }
 
-/// Warns of overlay addresses of a family in which the device has no address on its own network. A list with faults
-/// may be incomplete.
+/// Warns of overlay addresses of a family in which the device has no address on its own network. A
+/// list with faults may be incomplete.
 fn report_unreachable(device: &Device, reporter: &mut Reporter<'_>) {
     let lan = &device.lan.values;
     for At { value, site } in &device.overlay.values {

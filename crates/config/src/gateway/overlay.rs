@@ -217,8 +217,8 @@ fn check_families(remote: &Remote, reporter: &mut Reporter<'_>) {
 }
 
 impl Device {
-    /// Returns the device's overlay addresses, and whether each is its address on the local network, which counts in
-    /// a family without another.
+    /// Returns the device's overlay addresses, and whether each is its address on the local
+    /// network, which counts in a family without another.
     fn in_overlay(&self) -> impl Iterator<Item = (&At<IpAddr>, bool)> {
         let overlay = &self.overlay.values;
         let is_same = |lan: &&At<IpAddr>| {

@@ -84,7 +84,8 @@ impl Store {
     /// answer is whole, and the member's own name, tags and devices.
     ///
     /// # Errors
-    /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
+    /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`],
+    /// [`StoreError::Sqlite`].
     pub fn answer(
         &self,
         known: impl Into<Cursor>,

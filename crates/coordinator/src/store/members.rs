@@ -79,8 +79,8 @@ impl Store {
     /// nobody is notified.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`] or [`MAX_RELAYED`]; [`StoreError::NotAMember`];
-    /// [`StoreError::Sqlite`].
+    /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`] or [`MAX_RELAYED`];
+    /// [`StoreError::NotAMember`]; [`StoreError::Sqlite`].
     pub fn set_endpoints(
         &self,
         id: MemberId,

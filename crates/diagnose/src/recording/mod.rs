@@ -1,8 +1,8 @@
 //! Recordings: measurements kept in a file. Diagnosed again, they have the verdict of the live measurement.
 //!
-//! A recording is an Apache Parquet file with one long table that other programs can read; [`mod@write`] describes its
-//! columns. All other data is JSON in the metadata of the file. [`read`] accepts untrusted bytes, [`page`] decodes the
-//! pages of columns.
+//! A recording is an Apache Parquet file with one long table that other programs can read;
+//! [`mod@write`] describes its columns. All other data is JSON in the metadata of the file.
+//! [`read`] accepts untrusted bytes, [`page`] decodes the pages of columns.
 
 mod page;
 mod read;
@@ -130,7 +130,8 @@ impl Recording {
         writer.finish(self)
     }
 
-    /// Reads the bytes of a file, which are untrusted. Memory is bounded by the length of the file and by [`MAX_VALUES`].
+    /// Reads the bytes of a file, which are untrusted. Memory is bounded by the length of the file
+    /// and by [`MAX_VALUES`].
     ///
     /// # Errors
     /// All but [`RecordingError::Write`] and [`RecordingError::Unfit`].

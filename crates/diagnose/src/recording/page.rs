@@ -1,7 +1,7 @@
 //! Pages of a column: decompressed and decoded without trust in their numbers.
 //!
-//! Encodings: <https://parquet.apache.org/docs/file-format/data-pages/encodings/>. The decoders of the library panic on
-//! malformed pages and reserve as much memory as a header asks for.
+//! Encodings: <https://parquet.apache.org/docs/file-format/data-pages/encodings/>. The decoders of
+//! the library panic on malformed pages and reserve as much memory as a header asks for.
 
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::Page;

@@ -1,7 +1,9 @@
-//! Writes samples as a table: `time` (nanoseconds since the first sample), `subject`, `name`, `kind`, `value`.
+//! Writes samples as a table: `time` (nanoseconds since the first sample), `subject`, `name`,
+//! `kind`, `value`.
 //!
-//! A row group holds some minutes of samples, which bounds the memory of a recording in progress. Its rows are ordered by
-//! key and then by time: texts are runs, times repeat for each key, and values differ little from the previous one.
+//! A row group holds some minutes of samples, which bounds the memory of a recording in progress.
+//! Its rows are ordered by key and then by time: texts are runs, times repeat for each key, and
+//! values differ little from the previous one.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -126,7 +128,8 @@ impl<W: Write + Send> Writer<W> {
         Ok(())
     }
 
-    /// Completes the file with the other data of the recording; its series is ignored in favour of the pushed samples.
+    /// Completes the file with the other data of the recording; its series is ignored in favour of
+    /// the pushed samples.
     ///
     /// # Errors
     /// [`RecordingError::Write`]; [`RecordingError::Unfit`] if it is too large to be read again.

@@ -1,7 +1,7 @@
 //! The application has no more data to send: the tunnel is not the limit.
 //!
-//! The kernel also calls a connection limited by its application when its whole send buffer is in flight, so the time
-//! limited by buffers is examined first.
+//! The kernel also calls a connection limited by its application when its whole send buffer is in
+//! flight, so the time limited by buffers is examined first.
 
 use seikan_observe::path::SocketFacts;
 
@@ -12,8 +12,9 @@ use crate::evidence::is_tolerated;
 const SOMETIMES: f64 = 0.5;
 /// Unsent bytes below which no data waits: less than a full segment is always about to be sent.
 const NOTHING: f64 = 1_448.0;
-/// Share of the send buffer in flight from which the buffer is full: the kernel sizes it for twice the congestion window
-/// (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application with pauses uses half at most.
+/// Share of the send buffer in flight from which the buffer is full: the kernel sizes it for twice
+/// the congestion window (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application
+/// with pauses uses half at most.
 const FULL: f64 = 0.5;
 /// Share of the time with data in flight below which connections are idle.
 const IDLE: f64 = 0.3;

@@ -2,13 +2,13 @@
 //!
 //! A short queue is a cause of its own; one of the usual length fills because its processor is overloaded.
 //!
-//! `/proc/net/softnet_stat` counts for the whole machine. A drop belongs to this tunnel only if an interface of its path
-//! counts it.
+//! `/proc/net/softnet_stat` counts for the whole machine. A drop belongs to this tunnel only if an
+//! interface of its path counts it.
 
 use super::prelude::*;
 
-/// Share of dropped packets, of those received by the interfaces of the path, from which TCP suffers. A packet counts at
-/// each interface, so the loss of a flow is a few times this.
+/// Share of dropped packets, of those received by the interfaces of the path, from which TCP
+/// suffers. A packet counts at each interface, so the loss of a flow is a few times this.
 const LOSS: Ramp = Ramp::new(0.0003, 0.005);
 /// Queue lengths: up to the lower one the short queue is the cause; from the upper one on, the
 /// kernel's default (net/core/hotdata.c), an overloaded processor is the cause.

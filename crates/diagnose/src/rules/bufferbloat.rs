@@ -1,15 +1,16 @@
-//! Under load all packets wait in a queue: the round trip through the tunnel is much longer than without load.
+//! Under load all packets wait in a queue: the round trip through the tunnel is much longer than
+//! without load.
 //!
-//! The delay is attributed to queues by Little's law (delay = queue length / rate); the rest is in a queue that this host
-//! does not see.
+//! The delay is attributed to queues by Little's law (delay = queue length / rate); the rest is in
+//! a queue that this host does not see.
 
 use seikan_observe::Subject;
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Added delay under load, milliseconds: a default queue in front of a user-space tunnel adds up to 30; from 200 on,
-/// calls break and TCP takes long to find its rate.
+/// Added delay under load, milliseconds: a default queue in front of a user-space tunnel adds up to
+/// 30; from 200 on, calls break and TCP takes long to find its rate.
 const ADDED_MS: Ramp = Ramp::new(30.0, 200.0);
 /// Ratio to the delay without load: on a long path a small addition does not matter.
 const TIMES: Ramp = Ramp::new(1.5, 3.0);
@@ -17,7 +18,8 @@ const TIMES: Ramp = Ramp::new(1.5, 3.0);
 /// and the factor by which the weight of a queue is then reduced.
 const REPAIRS: f64 = 0.001;
 const BY_REPAIRS: f64 = 0.3;
-/// Delay of a queue that is long enough for a burst, milliseconds: several times the target of CoDel (5, RFC 8289).
+/// Delay of a queue that is long enough for a burst, milliseconds: several times the target of
+/// CoDel (5, RFC 8289).
 const GOOD_MS: f64 = 20.0;
 /// Shortest recommended queue, packets: shorter ones drop packets of every burst.
 const LEAST_LENGTH: f64 = 100.0;

@@ -4,7 +4,8 @@ use super::prelude::*;
 use super::scheduling::limited_by_work;
 use crate::Stage;
 
-/// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is the main cost.
+/// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is
+/// the main cost.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
 pub(super) const SPEC: Spec = Spec {

@@ -6,8 +6,8 @@ use super::prelude::*;
 
 /// Largest fill level: the kernel drops at 1; between samples entries leave.
 const FILL: Ramp = Ramp::new(0.9, 0.99);
-/// Packets dropped per second from which users notice (a connection fails every few seconds), and at which most
-/// connections fail.
+/// Packets dropped per second from which users notice (a connection fails every few seconds), and
+/// at which most connections fail.
 const DROPS: Ramp = Ramp::new(0.2, 5.0);
 /// Weight of a full table that has not dropped packets.
 const NEAR: f64 = 0.2;

@@ -6,8 +6,8 @@ use super::prelude::*;
 use super::scheduling::limited_by_work;
 use crate::Stage;
 
-/// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a fast tunnel's time;
-/// from 45 % on no other stage takes as much.
+/// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a
+/// fast tunnel's time; from 45 % on no other stage takes as much.
 const COPY: Ramp = Ramp::new(0.22, 0.45);
 /// Weight if another stage takes more.
 const SECOND: f64 = 0.4;
@@ -113,7 +113,8 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     remedies
 }
 
-/// Whether the kernel has to compute checksums of packets sent on this interface although the interface could.
+/// Whether the kernel has to compute checksums of packets sent on this interface although the
+/// interface could.
 fn sums_itself(link: &LinkFacts) -> bool {
     let changeable = |name: &&&str| link.changeable.iter().any(|other| other == **name);
     let mut known = TX_CHECKSUM.iter().filter(changeable);

@@ -1,8 +1,8 @@
 //! The program is ready to run, but other programs use the processor.
 //!
-//! The relevant quantity is the waiting share of the program's demand, not the load of the machine. It excludes waits for
-//! the program's own threads (more busy threads than processors), and throttled time of its control group, which the
-//! scheduler counts as waiting as well.
+//! The relevant quantity is the waiting share of the program's demand, not the load of the machine.
+//! It excludes waits for the program's own threads (more busy threads than processors), and
+//! throttled time of its control group, which the scheduler counts as waiting as well.
 
 use seikan_observe::path::ProgramFacts;
 
@@ -11,12 +11,14 @@ use super::scheduling::{Scheduling, scheduling};
 
 /// Waiting share of the demand that is normal with a load on few processors.
 const NORMAL_WAIT: f64 = 0.3;
-/// Waiting share at which the program gets little more than half of its demand, as with one competitor of the same
-/// weight.
+/// Waiting share at which the program gets little more than half of its demand, as with one
+/// competitor of the same weight.
 const MUCH_WAIT: f64 = 0.45;
-/// Demand from which waiting matters: below a fifth of a processor a thread catches up; above half it does not.
+/// Demand from which waiting matters: below a fifth of a processor a thread catches up; above half
+/// it does not.
 const DEMAND: Ramp = Ramp::new(0.2, 0.5);
-/// Recommended nice value: ten times the weight of a normal program (kernel/sched/core.c, `sched_prio_to_weight`).
+/// Recommended nice value: ten times the weight of a normal program (kernel/sched/core.c,
+/// `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
 pub(super) const SPEC: Spec = Spec {

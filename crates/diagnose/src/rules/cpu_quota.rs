@@ -1,5 +1,5 @@
-//! The program's control group has used up its processor time of the period (`cpu.max`), and all its threads stop until
-//! the next period.
+//! The program's control group has used up its processor time of the period (`cpu.max`), and all
+//! its threads stop until the next period.
 //!
 //! The scheduler counts that as waiting too, so only the counters of the group tell it from contention.
 

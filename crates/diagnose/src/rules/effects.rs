@@ -15,8 +15,8 @@ pub(super) const WORK: &[Cause] = &[
     Cause::UdpReceiveBuffer,
     Cause::Bufferbloat,
 ];
-/// Effects of more packets than the bytes need, in the program, in the kernel, and in senders and receivers: on a fully used
-/// machine all of them wait for each other.
+/// Effects of more packets than the bytes need, in the program, in the kernel, and in senders and
+/// receivers: on a fully used machine all of them wait for each other.
 pub(super) const PACKETS: &[Cause] = &[
     Cause::CpuContention,
     Cause::FramePerSyscall,

@@ -1,7 +1,7 @@
 //! The program moves one packet for each read or write of the tun device, and is busy with that.
 //!
-//! Every simple tunnel does so. It is a cause only if the program has no time left, spends much of its time in the
-//! kernel, and could move more of such packets at once.
+//! Every simple tunnel does so. It is a cause only if the program has no time left, spends much of
+//! its time in the kernel, and could move more of such packets at once.
 
 use seikan_observe::Subject;
 use seikan_observe::path::{LinkFacts, ProgramFacts};

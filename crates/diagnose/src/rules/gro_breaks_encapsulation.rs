@@ -1,9 +1,10 @@
-//! The kernel merges received packets, and a program that reads them from a raw socket encapsulates each as a whole. The
-//! result is too long for the path: it is fragmented, and the far end cannot reassemble it, or it is refused.
+//! The kernel merges received packets, and a program that reads them from a raw socket encapsulates
+//! each as a whole. The result is too long for the path: it is fragmented, and the far end cannot
+//! reassemble it, or it is refused.
 //!
-//! Plain fragmentation by an MTU that is a little too large makes two fragments of each packet; merged packets make many.
-//! Once TCP has a very small window, only two packets are merged at a time: then there are as many additional fragments
-//! as merged frames.
+//! Plain fragmentation by an MTU that is a little too large makes two fragments of each packet;
+//! merged packets make many. Once TCP has a very small window, only two packets are merged at a
+//! time: then there are as many additional fragments as merged frames.
 
 use seikan_observe::path::LinkFacts;
 
@@ -164,7 +165,8 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     }
     let mut remedies = Vec::new();
     if !off.is_empty() {
-        // Spreading may cost more than it gains on busy processors: it comes second, together with the first remedy.
+        // Spreading may cost more than it gains on busy processors: it comes second, together with
+        // the first remedy.
         let both: Vec<Action> = off.iter().cloned().chain(spread.iter().cloned()).collect();
         remedies.push(Remedy::here(
             "turn off merging of received packets (GRO)",

@@ -1,17 +1,18 @@
 //! Packets pass from thread to thread one at a time, and a thread sleeps and wakes up for each of them.
 //!
-//! An idle thread also sleeps. Therefore several threads must share the work and together use nearly one processor; their
-//! sleeps are then waits for each other.
+//! An idle thread also sleeps. Therefore several threads must share the work and together use
+//! nearly one processor; their sleeps are then waits for each other.
 
 use super::calls;
 use super::prelude::*;
 use super::scheduling::runs_when_ready;
 use crate::Stage;
 
-/// Sleeps per packet, all threads together: below a third with batches of a few packets, one for each in the full
-/// pattern.
+/// Sleeps per packet, all threads together: below a third with batches of a few packets, one for
+/// each in the full pattern.
 const SLEEPS: Ramp = Ramp::new(0.3, 0.9);
-/// Demand of the threads, processors. A pipeline of waiting threads is limited to about one, with any number of threads.
+/// Demand of the threads, processors. A pipeline of waiting threads is limited to about one, with
+/// any number of threads.
 const DEMAND: Ramp = Ramp::new(0.6, 1.0);
 /// Idle share of its processors with which the program waits for something else.
 const IDLE_SHARE: Ramp = Ramp::new(0.15, 0.4);

@@ -1,9 +1,10 @@
 //! The specification of each cause: one file for each fault.
 //!
-//! A specification has the cause's sentence, its place on the path, its effects, its counter, and its rule: a pure function from
-//! [`Evidence`] to a [`Judgement`] with the figures and the remedies. A rule checks the signature of its cause and the
-//! differences from similar causes; it does not depend on other rules. Thresholds are named at the top of the file, with the
-//! reason for their values.
+//! A specification has the cause's sentence, its place on the path, its effects, its counter, and
+//! its rule: a pure function from [`Evidence`] to a [`Judgement`] with the figures and the
+//! remedies. A rule checks the signature of its cause and the differences from similar causes; it
+//! does not depend on other rules. Thresholds are named at the top of the file, with the reason for
+//! their values.
 
 use crate::signature::Signature;
 use crate::{Cause, Evidence, Judgement, PathStep, Severity};
@@ -64,8 +65,8 @@ pub struct Spec {
     pub sentence: &'static str,
     /// Step of the path where it is; `None` without a fault.
     pub step: Option<PathStep>,
-    /// Causes whose signature this one produces: a reader without a processor makes queues overflow. If both are present, this
-    /// one is named and the others are its chain.
+    /// Causes whose signature this one produces: a reader without a processor makes queues
+    /// overflow. If both are present, this one is named and the others are its chain.
     pub effects: &'static [Cause],
     /// Whether an end only infers it from its effects: it may be on the path or at the other end.
     pub(crate) is_inferred: bool,

@@ -1,14 +1,16 @@
-//! The path drops large packets without an error message. Small ones pass, so connections open and then stall.
+//! The path drops large packets without an error message. Small ones pass, so connections open and
+//! then stall.
 //!
-//! A probe of sizes proves it. Without a probe there are only symptoms of TCP: timeouts, and hardly any acknowledged
-//! data, which no random loss causes.
+//! A probe of sizes proves it. Without a probe there are only symptoms of TCP: timeouts, and hardly
+//! any acknowledged data, which no random loss causes.
 
 use super::prelude::*;
 use crate::MtuProbe;
 
 /// Size that every IPv6 path carries unfragmented (RFC 8200 section 5), and nearly every IPv4 path.
 const ALWAYS_PASSES: u32 = 1280;
-/// Segment size that passes everywhere (RFC 9293 section 3.7.1), bytes: if such segments are lost, size is not the cause.
+/// Segment size that passes everywhere (RFC 9293 section 3.7.1), bytes: if such segments are lost,
+/// size is not the cause.
 const SMALL_SEGMENT: f64 = 536.0;
 /// Weight of the symptoms of TCP alone: a dead tunnel has the same.
 const UNPROBED: f64 = 0.6;

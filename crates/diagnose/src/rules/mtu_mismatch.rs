@@ -1,7 +1,8 @@
 //! The two ends of the tunnel have different MTUs: one sends packets that the other truncates or refuses.
 //!
-//! At the end that truncates, the program reads long packets and sends less or nothing; at the other end, packets are
-//! shorter than their header says. For connections both look like a black hole.
+//! At the end that truncates, the program reads long packets and sends less or nothing; at the
+//! other end, packets are shorter than their header says. For connections both look like a black
+//! hole.
 
 use super::prelude::*;
 
@@ -14,8 +15,8 @@ const FULL_WRONG: f64 = 0.02;
 const LEAST: f64 = 3.0;
 /// Outer bytes per inner byte: a tunnel adds to each packet, and one below this ratio loses packets inside.
 const SENT_ON: f64 = 0.9;
-/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92). A packet that fits the outer
-/// interface with it is not refused there for its size.
+/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92). A
+/// packet that fits the outer interface with it is not refused there for its size.
 const OVERHEAD: u32 = 100;
 /// Weight of losses inside the program, and of drops by reason on the whole machine.
 const SWALLOWED: f64 = 0.85;

@@ -1,7 +1,7 @@
 //! Polling of received packets repeatedly ends for lack of budget, with packets left.
 //!
-//! The kernel then polls again. With the usual budget this shows a busy processor and costs little; with a small one, the
-//! repetition is the cost.
+//! The kernel then polls again. With the usual budget this shows a busy processor and costs little;
+//! with a small one, the repetition is the cost.
 
 use super::prelude::*;
 use super::receive::concerned;

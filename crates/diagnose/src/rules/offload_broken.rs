@@ -1,30 +1,32 @@
 //! A network card or driver damages or loses packets that it has to checksum or segment.
 //!
-//! The receiving end counts wrong checksums. At the sending end, connections stall although single packets of every size
-//! pass: only super-packets are lost.
+//! The receiving end counts wrong checksums. At the sending end, connections stall although single
+//! packets of every size pass: only super-packets are lost.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Share of packets with a wrong checksum that is not noise: cables and radios have their own checks, and less than one
-/// damaged packet in a hundred thousand gets past them (Stone and Partridge 2000).
+/// Share of packets with a wrong checksum that is not noise: cables and radios have their own
+/// checks, and less than one damaged packet in a hundred thousand gets past them (Stone and
+/// Partridge 2000).
 const DAMAGED: f64 = 0.000_5;
 /// Share that stops TCP, as any loss.
 const FULL_DAMAGED: f64 = 0.01;
 /// Weight of a stall if single packets of every size pass: only segmentation is left.
 const STALLED: f64 = 0.7;
-/// Weight if some segments are acknowledged; heavy loss has the same effect, but a probe of every size would lose some.
+/// Weight if some segments are acknowledged; heavy loss has the same effect, but a probe of every
+/// size would lose some.
 const HALTED: f64 = 0.6;
 /// Weight without a probe: a size limit of single packets is more likely.
 const UNPROBED: f64 = 0.25;
-/// Share of retransmissions if only the first segment after each timeout passes: a third and more. A random loss of this
-/// size is rare.
+/// Share of retransmissions if only the first segment after each timeout passes: a third and more.
+/// A random loss of this size is rare.
 const HALTING: f64 = 0.15;
 /// Number of timeouts that is no accident.
 const SEVERAL: f64 = 3.0;
-/// Largest weight of checksum drops of the whole machine, and only if connections through the tunnel lose packets: they
-/// may belong to other traffic.
+/// Largest weight of checksum drops of the whole machine, and only if connections through the
+/// tunnel lose packets: they may belong to other traffic.
 const MACHINE: f64 = 0.49;
 /// Reasons of the kernel for drops of damaged packets.
 const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
@@ -147,7 +149,8 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     finding(0.95 * (share / FULL_DAMAGED).min(1.0), facts, remedies)
 }
 
-/// Returns the finding by damaged packets dropped in any namespace of this machine, as of a guest or container.
+/// Returns the finding by damaged packets dropped in any namespace of this machine, as of a guest
+/// or container.
 fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
     let reasons = REASONS.iter();
     let dropped: f64 = reasons.filter_map(|reason| evidence.dropped(reason)).sum();

@@ -1,5 +1,5 @@
-//! Offloads that merge, segment or checksum packets are off, so every packet passes the kernel by itself, and the
-//! processor is the limit.
+//! Offloads that merge, segment or checksum packets are off, so every packet passes the kernel by
+//! itself, and the processor is the limit.
 
 use seikan_observe::path::LinkFacts;
 
@@ -20,8 +20,8 @@ const FEATURES: &[(&str, &str, Direction)] = &[
 const MERGED: f64 = 1.1;
 /// Ratio below which packets cannot be merged.
 const FULL_SIZE: f64 = 0.5;
-/// Ratio of received to sent bytes below which packets are acknowledgements: for 1,400 bytes, 100 come back for every
-/// other packet.
+/// Ratio of received to sent bytes below which packets are acknowledgements: for 1,400 bytes, 100
+/// come back for every other packet.
 const RETURNING: f64 = 0.1;
 /// Smallest relevant limit of the processor.
 const LIMITED: f64 = 0.1;
@@ -29,8 +29,8 @@ const LIMITED: f64 = 0.1;
 const SOFTIRQ: Ramp = Ramp::new(0.5, 0.9);
 /// Share of busy time of all processors together from which they have little time left, and none.
 const MACHINE: Ramp = Ramp::new(0.8, 0.97);
-/// Kernel share of the busy time (system and softirq) from which its work per packet matters; a program limited by its
-/// own work has less.
+/// Kernel share of the busy time (system and softirq) from which its work per packet matters; a
+/// program limited by its own work has less.
 const KERNEL: f64 = 0.4;
 /// Number of figures by counted calls: the other figures are needed, too.
 const COUNTED: usize = 1;
@@ -111,8 +111,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Returns the work that offloads would have saved, if its calls were counted: only for sending, because merging has no
-/// such calls.
+/// Returns the work that offloads would have saved, if its calls were counted: only for sending,
+/// because merging has no such calls.
 fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
     let facts = missing.iter().filter_map(|(link, word, _)| {
         let (name, function) = match *word {
@@ -129,8 +129,8 @@ fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact
     facts
 }
 
-/// Returns how far processors are the limit, by the program's work, one processor's softirqs or all processors; with the
-/// figure.
+/// Returns how far processors are the limit, by the program's work, one processor's softirqs or all
+/// processors; with the figure.
 fn limited(evidence: &Evidence) -> (f64, Fact) {
     let program = limited_by_work(evidence).unwrap_or(0.0);
     let cpus = evidence.map.host.cpus.iter();
@@ -163,8 +163,9 @@ fn missing<'a>(
     let features = FEATURES.iter().filter_map(|(name, word, direction)| {
         let off = link.features.get(*name) == Some(&false);
         let can = link.changeable.iter().any(|other| other == name);
-        // These offloads do not segment datagrams, which the program's own traffic consists of. Acknowledgements are not
-        // merged, and merged packets break a program that reads a raw socket.
+        // These offloads do not segment datagrams, which the program's own traffic consists of.
+        // Acknowledgements are not merged, and merged packets break a program that reads a raw
+        // socket.
         let useless = match *word {
             "gro" => returning || evidence.raw_sockets() > 0,
             "tso" | "gso" => datagrams,

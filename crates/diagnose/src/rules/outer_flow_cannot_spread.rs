@@ -1,5 +1,5 @@
-//! One processor handles all received packets although several could: the tunnel's packets are one flow, and the kernel
-//! keeps a flow on one processor.
+//! One processor handles all received packets although several could: the tunnel's packets are one
+//! flow, and the kernel keeps a flow on one processor.
 
 use seikan_observe::path::SocketFacts;
 use std::collections::BTreeSet;
@@ -73,8 +73,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     weighted(0.9 * found.strength, facts, remedies)
 }
 
-/// Returns the number of pairs of addresses and ports of the sockets: an unconnected socket counts as one. A tunnel of
-/// the kernel has no sockets of a program and is one flow.
+/// Returns the number of pairs of addresses and ports of the sockets: an unconnected socket counts
+/// as one. A tunnel of the kernel has no sockets of a program and is one flow.
 fn outer_flows(sockets: &[SocketFacts]) -> usize {
     let flows: BTreeSet<_> = sockets
         .iter()

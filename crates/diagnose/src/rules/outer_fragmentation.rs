@@ -1,5 +1,5 @@
-//! The tunnel's packets are larger than the path allows and are fragmented: twice the packets, and one lost fragment
-//! loses the whole packet.
+//! The tunnel's packets are larger than the path allows and are fragmented: twice the packets, and
+//! one lost fragment loses the whole packet.
 
 use super::calls::per_packet;
 use super::prelude::*;
@@ -8,8 +8,8 @@ use super::prelude::*;
 const FRAGMENTS: f64 = 0.01;
 /// Share in a one-way transfer whose every packet has two fragments, with acknowledgements counted.
 const FULL: f64 = 0.5;
-/// Outer packets per inner packet below which outer packets are not fragmented: the fragments are those of large
-/// datagrams inside the tunnel.
+/// Outer packets per inner packet below which outer packets are not fragmented: the fragments are
+/// those of large datagrams inside the tunnel.
 const CUT: f64 = 1.15;
 /// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92).
 const OVERHEAD: u32 = 100;

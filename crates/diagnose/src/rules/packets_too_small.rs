@@ -3,8 +3,8 @@
 use super::prelude::*;
 use super::scheduling::limited_by_work;
 
-/// Mean bytes per packet in the main direction below which the work per packet exceeds that per byte: at 600, the same
-/// bytes need two and a half times the packets of an MTU of 1500.
+/// Mean bytes per packet in the main direction below which the work per packet exceeds that per
+/// byte: at 600, the same bytes need two and a half times the packets of an MTU of 1500.
 const SMALL: f64 = 600.0;
 /// Inner MTU below which packets are small for any application, bytes.
 const SMALL_MTU: u32 = 1000;

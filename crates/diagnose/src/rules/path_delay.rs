@@ -1,15 +1,17 @@
-//! The path is long: no queue on it is full, no packet is lost, and the sender's data in flight does not fill it.
+//! The path is long: no queue on it is full, no packet is lost, and the sender's data in flight
+//! does not fill it.
 //!
-//! A fully used bottleneck shows as a queue (longer round trips than the shortest) or as loss. If neither shows and the
-//! application has more to send, the window is the limit, and its rate is window / round trip. A window limited by a
-//! small buffer has rules of its own.
+//! A fully used bottleneck shows as a queue (longer round trips than the shortest) or as loss. If
+//! neither shows and the application has more to send, the window is the limit, and its rate is
+//! window / round trip. A window limited by a small buffer has rules of its own.
 
 use seikan_observe::path::SocketFacts;
 
 use super::prelude::*;
 
-/// Round-trip time from which windows matter, microseconds: the kernel's largest default receive window (6 MiB, 32 MiB
-/// from 6.16 on; net/ipv4/tcp.c) then allows some Gbit/s, but one that grows from ten segments needs a second.
+/// Round-trip time from which windows matter, microseconds: the kernel's largest default receive
+/// window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then allows some Gbit/s, but one that grows
+/// from ten segments needs a second.
 const LONG_US: f64 = 20_000.0;
 /// Round-trip time from which the delay alone decides, microseconds.
 const FULL_LONG_US: f64 = 50_000.0;

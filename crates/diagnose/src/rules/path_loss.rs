@@ -9,8 +9,8 @@ use crate::losses::{Arrivals, Losses};
 
 /// Share of lost segments from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
-/// Fewer losses that matter on a long path or at a high rate: the ratio of TCP's rate to the rate that the model allows
-/// for this loss, if it is below the expected throughput.
+/// Fewer losses that matter on a long path or at a high rate: the ratio of TCP's rate to the rate
+/// that the model allows for this loss, if it is below the expected throughput.
 const BY_RATE: Ramp = Ramp::new(0.5, 0.8);
 /// The same ratio from which losses are not random but come in bursts from a full queue. The limit
 /// is then the bottleneck of that queue.
@@ -120,8 +120,8 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         * unexplained
         * if stacked { 0.3 } else { 1.0 }
         * (1.0 - 0.7 * for_nothing)
-        // TCP fills its bottleneck until packets are lost there: with a program at its limit, that is likely to be at the
-        // far end.
+        // TCP fills its bottleneck until packets are lost there: with a program at its limit, that
+        // is likely to be at the far end.
         * (1.0 - MOST_BY_WORK * limited_by_work(evidence).unwrap_or(0.0));
     let facts = vec![
         fact,
@@ -147,8 +147,8 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
     finding(evidence, weight, facts)
 }
 
-/// Returns how near the connections are to the rate of the model, 0 to 1; 0 with the expected throughput, and for a
-/// congestion control that does not react to losses.
+/// Returns how near the connections are to the rate of the model, 0 to 1; 0 with the expected
+/// throughput, and for a congestion control that does not react to losses.
 fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
     let share = losses.elsewhere();
     let enough = share * losses.segments >= LEAST_LOST;
@@ -228,8 +228,8 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     Ok(Finding::new(weight, facts, remedies))
 }
 
-/// Returns the remedy of a congestion control that does not take each loss for congestion, if this host sends with one
-/// that does.
+/// Returns the remedy of a congestion control that does not take each loss for congestion, if this
+/// host sends with one that does.
 fn patient(evidence: &Evidence) -> Option<Remedy> {
     let name = evidence.main_flow()?.congestion.as_deref()?;
     let change =

@@ -7,7 +7,8 @@ use crate::losses::{Arrivals, Losses};
 const SPURIOUS: f64 = 0.001;
 /// Share at which nothing else matters, as with losses.
 const FULL_SPURIOUS: f64 = 0.01;
-/// Reordering events per segment sent. A sender that has adapted retransmits little, but waits and merges less.
+/// Reordering events per segment sent. A sender that has adapted retransmits little, but waits and
+/// merges less.
 const OVERTAKEN: f64 = 0.002;
 /// See [`OVERTAKEN`].
 const FULL_OVERTAKEN: f64 = 0.02;
@@ -19,7 +20,8 @@ const EARLY: f64 = 0.1;
 const REPORTED: f64 = 0.85;
 /// Share of unnecessary retransmissions below which real loss leads.
 const MOSTLY: f64 = 0.5;
-/// Segments that may arrive out of order before they count as lost; the kernel's default is 3, its maximum 300.
+/// Segments that may arrive out of order before they count as lost; the kernel's default is 3, its
+/// maximum 300.
 const PATIENT: &str = "30";
 
 pub(super) const SPEC: Spec = Spec {

@@ -5,19 +5,21 @@
 use super::weigh::Ramp;
 use crate::{Evidence, ThreadUse};
 
-/// Waiting share of the demand that is normal with a load on few processors, and at which the lack of a processor is the
-/// limit: nearly as much as with one competitor of the same weight.
+/// Waiting share of the demand that is normal with a load on few processors, and at which the lack
+/// of a processor is the limit: nearly as much as with one competitor of the same weight.
 const WAIT: Ramp = Ramp::new(0.3, 0.43);
 /// Throttled share of the demand: from a tenth on throughput falls by as much.
 const STOPPED: Ramp = Ramp::new(0.02, 0.1);
 /// Ratio of the time used by others to the waiting time; below, the program waits for its own threads.
 const BY_OTHERS: Ramp = Ramp::new(0.3, 0.7);
-/// Idle share of the processors that the program may use, up to which they are full, and from which there is no lack.
+/// Idle share of the processors that the program may use, up to which they are full, and from which
+/// there is no lack.
 const IDLE_SHARE: Ramp = Ramp::new(0.05, 0.25);
-/// Sleeps per packet, all threads together; with competing programs packets come in batches, and there are few.
+/// Sleeps per packet, all threads together; with competing programs packets come in batches, and
+/// there are few.
 const SLEEPS: Ramp = Ramp::new(0.5, 1.5);
-/// Demand from which the program's work can be the limit: a program that sleeps for a quarter of the time could do more;
-/// pauses of TCP leave a full one a twentieth.
+/// Demand from which the program's work can be the limit: a program that sleeps for a quarter of
+/// the time could do more; pauses of TCP leave a full one a twentieth.
 const BUSY: Ramp = Ramp::new(0.72, 0.95);
 
 /// How the program is scheduled on processors.

@@ -1,7 +1,9 @@
-//! The tunnel runs over a TCP connection whose buffers are too small for its round-trip time: rate = buffer / round trip.
+//! The tunnel runs over a TCP connection whose buffers are too small for its round-trip time: rate
+//! = buffer / round trip.
 //!
-//! A small buffer is also full before a slow bottleneck; then packets wait, and the round trip is longer than the
-//! shortest. The buffer is the limit only if data in flight takes about the shortest round trip.
+//! A small buffer is also full before a slow bottleneck; then packets wait, and the round trip is
+//! longer than the shortest. The buffer is the limit only if data in flight takes about the
+//! shortest round trip.
 
 use seikan_observe::Subject;
 use seikan_observe::path::SocketFacts;
@@ -17,7 +19,8 @@ const FILLED: f64 = 0.4;
 const FULLY_FILLED: f64 = 0.7;
 /// Ratio of data in flight to the offered window from which the window is the limit.
 const FULL: Ramp = Ramp::new(0.6, 0.8);
-/// Receive buffer up to which the program fixed it, or it never grew, bytes; the kernel grows its own to 6 MiB.
+/// Receive buffer up to which the program fixed it, or it never grew, bytes; the kernel grows its
+/// own to 6 MiB.
 const FIXED: u32 = 262_144;
 /// Share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
 const OFFERED: f64 = 0.5;
@@ -105,7 +108,8 @@ fn evaluate_sender(
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
     let rate = growth(metric::TCP_BYTES_ACKED).unwrap_or(0.0) / evidence.seconds();
     let (filled, mut facts) = fill(evidence, socket, window, rate);
-    // A window that is always full is not always counted as the limit: the sender waits before the kernel does.
+    // A window that is always full is not always counted as the limit: the sender waits before the
+    // kernel does.
     let offered = mean(metric::TCP_SND_WND);
     let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
         FULL.at(window / offered) * Ramp::new(FILLED, FULLY_FILLED).at(filled)

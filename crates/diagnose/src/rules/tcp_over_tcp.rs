@@ -1,9 +1,10 @@
 //! The tunnel runs over TCP, which repairs losses late, and the connections inside retransmit the same data.
 //!
-//! The loss or the stacking may be the deeper cause. Paths lose packets now and then, and over UDP each loss affects one
-//! connection. Over TCP everything waits for the repair. So if the inner connections suffer, the stacking is named and
-//! the loss is a weaker rival; otherwise the loss is named and the stacking is weaker. A full ring in front of a program
-//! that may not send is an effect.
+//! The loss or the stacking may be the deeper cause. Paths lose packets now and then, and over UDP
+//! each loss affects one connection. Over TCP everything waits for the repair. So if the inner
+//! connections suffer, the stacking is named and the loss is a weaker rival; otherwise the loss is
+//! named and the stacking is weaker. A full ring in front of a program that may not send is an
+//! effect.
 
 use super::prelude::*;
 

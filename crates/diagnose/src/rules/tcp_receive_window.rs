@@ -1,8 +1,8 @@
-//! The receive window is too small: the receiving program reads too slowly, or its buffer is too small for the round-trip
-//! time.
+//! The receive window is too small: the receiving program reads too slowly, or its buffer is too
+//! small for the round-trip time.
 //!
-//! A large window is also used up by a queue at a bottleneck; then the round trip is several times the shortest, and the
-//! window only limits the queue.
+//! A large window is also used up by a queue at a bottleneck; then the round trip is several times
+//! the shortest, and the window only limits the queue.
 
 use seikan_observe::path::SocketFacts;
 
@@ -10,7 +10,8 @@ use super::prelude::*;
 
 /// Share of the busy time limited by the receiver's window from which it is a cause.
 const LIMITED: f64 = 0.25;
-/// Window up to which it is small for a bulk transfer, bytes: the kernel starts at 64 KiB and grows it to 3 MiB.
+/// Window up to which it is small for a bulk transfer, bytes: the kernel starts at 64 KiB and grows
+/// it to 3 MiB.
 const SMALL: f64 = 262_144.0;
 /// Ratio of the round-trip time to the shortest from which the path has a queue.
 const QUEUE: f64 = 2.0;
@@ -18,8 +19,8 @@ const QUEUE: f64 = 2.0;
 const LONG_US: f64 = 20_000.0;
 /// Zero windows per second from which the programs of this host read too slowly.
 const CLOSED: f64 = 0.5;
-/// Ratio of the rate to buffer / round trip from which the buffer is the limit; half of it is window, and half of that
-/// used.
+/// Ratio of the rate to buffer / round trip from which the buffer is the limit; half of it is
+/// window, and half of that used.
 const FILLED: f64 = 0.25;
 /// Largest receive buffer by default (net/ipv4/tcp.c), bytes.
 const NORMAL_MOST: u64 = 6_291_456;

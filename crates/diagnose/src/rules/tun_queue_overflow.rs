@@ -1,15 +1,15 @@
-//! The ring between the kernel and the program of a tun device is full, so packets are dropped there. The queueing
-//! discipline above it does not count these drops.
+//! The ring between the kernel and the program of a tun device is full, so packets are dropped
+//! there. The queueing discipline above it does not count these drops.
 //!
-//! A short ring is a cause of its own: a few packets fill it, with any reader. A ring of the usual length is full because
-//! its reader is late; then the overflow is an effect and weighs less.
+//! A short ring is a cause of its own: a few packets fill it, with any reader. A ring of the usual
+//! length is full because its reader is late; then the overflow is an effect and weighs less.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Share of dropped packets from which TCP suffers: at 1 in 1,000, one connection over 1 ms of round trip is still fast
-/// (Mathis et al. 1997).
+/// Share of dropped packets from which TCP suffers: at 1 in 1,000, one connection over 1 ms of
+/// round trip is still fast (Mathis et al. 1997).
 const LOSS: f64 = 0.001;
 /// Loss that stops most connections: one in a hundred.
 const HEAVY_LOSS: f64 = 0.01;

@@ -8,8 +8,9 @@ use super::prelude::*;
 
 /// Share of dropped datagrams from which inner TCP suffers, and at which most connections stop.
 const LOSS: Ramp = Ramp::new(0.0005, 0.01);
-/// Size up to which the buffer is the cause, bytes with the kernel's overhead: the kernel's default of 212,992 holds a
-/// millisecond of a gigabit. From 1 MiB on, its reader is the cause. Below half of the default no other cause is needed.
+/// Size up to which the buffer is the cause, bytes with the kernel's overhead: the kernel's default
+/// of 212,992 holds a millisecond of a gigabit. From 1 MiB on, its reader is the cause. Below half
+/// of the default no other cause is needed.
 const LENGTH: Ramp = Ramp::new(212_992.0, 1_048_576.0);
 /// Weight if the reader is the cause.
 const CONSEQUENCE: f64 = 0.4;
@@ -47,8 +48,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .excludes();
     }
-    // The count of a socket belongs to the tunnel. That of the namespace may include other sockets, but no drops for
-    // another reason, such as a filter.
+    // The count of a socket belongs to the tunnel. That of the namespace may include other sockets,
+    // but no drops for another reason, such as a filter.
     let (dropped, source) = match (at_socket, in_host) {
         (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),

@@ -1,7 +1,7 @@
 //! The send buffer of the tunnel's socket is full: sends fail or the program waits.
 //!
-//! A small buffer is a cause of its own; one of the usual size fills because the next device is slow (a shaper, a slow
-//! link).
+//! A small buffer is a cause of its own; one of the usual size fills because the next device is
+//! slow (a shaper, a slow link).
 
 use seikan_observe::Subject;
 use seikan_observe::path::{SocketFacts, Transport};
@@ -10,8 +10,8 @@ use super::prelude::*;
 
 /// Share of failed sends from which inner TCP suffers, and at which most connections stop.
 const FAILED: Ramp = Ramp::new(0.0005, 0.01);
-/// Mean fill level of the buffer. A program that waits with poll(2) is woken only while half of the buffer is free
-/// (`sock_writeable()`, include/net/sock.h), so half full is full.
+/// Mean fill level of the buffer. A program that waits with poll(2) is woken only while half of the
+/// buffer is free (`sock_writeable()`, include/net/sock.h), so half full is full.
 const FILL: Ramp = Ramp::new(0.3, 0.5);
 /// A waiting program is not busy.
 const BUSY: Ramp = Ramp::new(0.7, 0.9);

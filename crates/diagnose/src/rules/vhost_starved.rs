@@ -1,10 +1,10 @@
-//! The thread that moves a virtual machine's packets (vhost), or its virtual processor, is ready to run, but other
-//! programs use the processor.
+//! The thread that moves a virtual machine's packets (vhost), or its virtual processor, is ready to
+//! run, but other programs use the processor.
 
 use super::prelude::*;
 
-/// Waiting share of the demand that is normal with guests on shared processors, and at which throughput varies, as for a
-/// tunnel's program.
+/// Waiting share of the demand that is normal with guests on shared processors, and at which
+/// throughput varies, as for a tunnel's program.
 const WAIT: Ramp = Ramp::new(0.2, 0.45);
 /// Demand below which a thread has time to catch up.
 const DEMAND: Ramp = Ramp::new(0.15, 0.4);

@@ -1,12 +1,12 @@
 //! A virtual switch (Open vSwitch) has no flow entries for packets in its fast path and uses its slow path.
 //!
-//! From outside, the upcall threads (`handlerN`; with the datapath in user space the main thread of the switch) are busy;
-//! the counters of the datapath, if they are readable, prove it.
+//! From outside, the upcall threads (`handlerN`; with the datapath in user space the main thread of
+//! the switch) are busy; the counters of the datapath, if they are readable, prove it.
 
 use super::prelude::*;
 
-/// Share of missed packets: with one for each new connection a few in a thousand; at one in ten the slow path exceeds a
-/// processor.
+/// Share of missed packets: with one for each new connection a few in a thousand; at one in ten the
+/// slow path exceeds a processor.
 const MISSED: Ramp = Ramp::new(0.01, 0.1);
 /// Share of packets without a new flow entry: one in a thousand of them is lost or takes the slow path again.
 const LOSS: Ramp = Ramp::new(0.0005, 0.01);

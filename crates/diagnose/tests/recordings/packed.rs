@@ -1,5 +1,5 @@
-//! The file of packed recordings: JSON lines, compressed by gzip, a case each. Written by the example `pack-recordings`, read by
-//! the test `recordings`.
+//! The file of packed recordings: JSON lines, compressed by gzip, a case each. Written by the
+//! example `pack-recordings`, read by the test `recordings`.
 
 use std::io::{BufRead, BufReader, Read};
 

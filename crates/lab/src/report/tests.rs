@@ -43,8 +43,8 @@ fn sample() -> Report {
     }
 }
 
-/// 60 columns: 2 indent, 6 for names, 2 + 6 + 2 + 5 for figures, 2 between name and bar leave 35 for the longest bar;
-/// 8/16 of 35 are 17 and 4/8, 1/16 are 2 and 1.5/8, rounded to 2/8.
+/// 60 columns: 2 indent, 6 for names, 2 + 6 + 2 + 5 for figures, 2 between name and bar leave 35
+/// for the longest bar; 8/16 of 35 are 17 and 4/8, 1/16 are 2 and 1.5/8, rounded to 2/8.
 #[test]
 fn terminal_without_colour() {
     let expected = [
@@ -138,7 +138,8 @@ fn long_lines_break_between_words() {
     );
 }
 
-/// Bars begin at 170 and the largest end, 16, is at 810: 8 ends in the middle, at 490; its range is 450 to 530.
+/// Bars begin at 170 and the largest end, 16, is at 810: 8 ends in the middle, at 490; its range is
+/// 450 to 530.
 #[test]
 fn svg_has_bars_of_the_right_length() {
     let drawn = svg(&sample());

@@ -1,6 +1,6 @@
-//! OpenVPN, point to point over UDP with AES-256-GCM in user space, in three settings of its tunnel MTU: its default,
-//! and two that let the sender's kernel hand it larger packets (which it sends as IP fragments). It also runs with
-//! Ethernet frames instead of IP packets (TAP).
+//! OpenVPN, point to point over UDP with AES-256-GCM in user space, in three settings of its tunnel
+//! MTU: its default, and two that let the sender's kernel hand it larger packets (which it sends as
+//! IP fragments). It also runs with Ethernet frames instead of IP packets (TAP).
 
 use std::fmt::Write as _;
 use std::path::Path;

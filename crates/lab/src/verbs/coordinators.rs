@@ -1,10 +1,11 @@
 //! `seikan lab coordinators`: three coordinators over three members of etcd on this machine, some
 //! of which are killed.
 //!
-//! 1. many members join at once, at all coordinators: the time until each has its addresses, and the duplicate addresses;
-//! 2. some change every second, and turn to the next coordinator when one does not answer, as members do. After a third of the
-//!    time a coordinator is killed, after two thirds the leader of etcd: the longest gap between acknowledgements, and the
-//!    duration of a change;
+//! 1. many members join at once, at all coordinators: the time until each has its addresses, and
+//!    the duplicate addresses;
+//! 2. some change every second, and turn to the next coordinator when one does not answer, as
+//!    members do. After a third of the time a coordinator is killed, after two thirds the leader of
+//!    etcd: the longest gap between acknowledgements, and the duration of a change;
 //! 3. whether all acknowledged changes are stored.
 
 use std::io::Write;

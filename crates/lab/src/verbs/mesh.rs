@@ -2,7 +2,8 @@
 //!
 //! 1. all join at once: the time until each has its addresses, and the number of duplicate addresses;
 //! 2. all report an endpoint and request changes, until all members know each other;
-//! 3. some change every second: the time until all others have received each change, and the coordinator's cost.
+//! 3. some change every second: the time until all others have received each change, and the
+//!    coordinator's cost.
 //!
 //! The coordinator is a process of `seikan` with a folder of its own, on the loopback interface.
 

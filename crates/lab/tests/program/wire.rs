@@ -166,7 +166,8 @@ fn a_round_trip_takes_the_delay_of_both_directions() {
         ..LatencyOptions::default()
     };
     let ping = || ping(&hosts.over_link(), &options, &Interrupt::new()).expect("ping");
-    // Other load can only delay an answer, and delays one without the wire's delays as well: the best of three counts.
+    // Other load can only delay an answer, and delays one without the wire's delays as well: the
+    // best of three counts.
     let soon_enough = (0..3).any(|_| {
         wire(&hosts).set(WireFaults::default()).expect("set");
         let undelayed = ping();

@@ -1,4 +1,5 @@
-//! Messages between the two ends of a bench, over the standard input and output of the far end, which SSH carries.
+//! Messages between the two ends of a bench, over the standard input and output of the far end,
+//! which SSH carries.
 //!
 //! ```text
 //! here                                        far end
@@ -275,8 +276,8 @@ fn read_one<In: DeserializeOwned>(input: &mut impl Read, longest: usize) -> io::
     Ok(Some(message))
 }
 
-/// Skips the output of a login up to the greeting; returns the version of the far end's program, or `None` without a
-/// greeting of this version of the messages.
+/// Skips the output of a login up to the greeting; returns the version of the far end's program, or
+/// `None` without a greeting of this version of the messages.
 ///
 /// # Errors
 /// The input fails.

@@ -1,7 +1,7 @@
 //! The far end: started by SSH, it answers requests on its standard input until that ends.
 //!
-//! It opens its port for one phase at a time, at the addresses of the request, and takes only flows that begin with the
-//! request's token.
+//! It opens its port for one phase at a time, at the addresses of the request, and takes only flows
+//! that begin with the request's token.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;

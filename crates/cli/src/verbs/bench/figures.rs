@@ -31,8 +31,8 @@ pub struct Report {
     pub tunnel: PathReport,
     /// Through temporary interfaces of the kernel's WireGuard.
     pub kernel_wireguard: PathReport,
-    /// Verdict of the doctors of both ends about the tunnel, in the direction that loses more to the raw path; null if no
-    /// tunnel was measured.
+    /// Verdict of the doctors of both ends about the tunnel, in the direction that loses more to
+    /// the raw path; null if no tunnel was measured.
     pub doctor: Option<Diagnosis>,
 }
 

@@ -1,7 +1,8 @@
 //! A temporary interface of the kernel's WireGuard at each end, for comparison.
 //!
-//! Each is alone in a network namespace without a name, which the kernel removes with the interface when this process ends,
-//! also by SIGKILL. So neither its addresses nor its routes exist on the host.
+//! Each is alone in a network namespace without a name, which the kernel removes with the interface
+//! when this process ends, also by SIGKILL. So neither its addresses nor its routes exist on the
+//! host.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -151,7 +151,8 @@ pub struct Blocked {
     reason: String,
 }
 
-/// Carries the load of a phase. `map`: path of the tunnel at this end, if the flows pass it; `seed`: the same at both ends.
+/// Carries the load of a phase. `map`: path of the tunnel at this end, if the flows pass it;
+/// `seed`: the same at both ends.
 ///
 /// # Errors
 /// The interrupt was raised, or a socket failed.

@@ -60,8 +60,8 @@ fn of_daemon(daemon: u32, name: &str) -> anyhow::Result<String> {
     )
 }
 
-/// Returns the process whose standard error is the log: the daemon if it has this process's rights anyway, else its
-/// monitor.
+/// Returns the process whose standard error is the log: the daemon if it has this process's rights
+/// anyway, else its monitor.
 fn writer_of(daemon: u32) -> anyhow::Result<Process> {
     let failed = || format!("cannot inspect process {daemon}");
     let process = Process::open(daemon).with_context(failed)?;
@@ -128,8 +128,8 @@ impl Process {
     }
 }
 
-/// Opens a regular file, without waiting for the writer of a FIFO. The type is checked after the opening, when it
-/// cannot change.
+/// Opens a regular file, without waiting for the writer of a FIFO. The type is checked after the
+/// opening, when it cannot change.
 fn open_file(path: &Path, flags: OFlag) -> anyhow::Result<File> {
     let flags = flags | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
@@ -188,7 +188,8 @@ mod tests {
     }
 
     impl Pair {
-        /// Starts both: a daemon with this standard error that becomes another user, and `monitor`, a command of a shell.
+        /// Starts both: a daemon with this standard error that becomes another user, and `monitor`,
+        /// a command of a shell.
         fn start(stderr: File, monitor: &str) -> Pair {
             let other_user = "setpriv --reuid=65534 --regid=65534 --clear-groups sleep 600";
             let mut command = Command::new("sh");

@@ -1,10 +1,11 @@
-//! Removes secrets from texts, after all other measures: parts are made of values without secrets, and the log is
-//! meant to have none.
+//! Removes secrets from texts, after all other measures: parts are made of values without secrets,
+//! and the log is meant to have none.
 //!
-//! Keys and credentials are found in base64 (both alphabets, also percent-encoded) and in hexadecimal digits. Two
-//! characters at either end are not compared, because reading a private key changes bits there (RFC 7748, section 5);
-//! they are removed together with the rest. Commands of hooks, and long words in them, are found in logs: a hook that
-//! fails is quoted there, and its own output may follow.
+//! Keys and credentials are found in base64 (both alphabets, also percent-encoded) and in
+//! hexadecimal digits. Two characters at either end are not compared, because reading a private key
+//! changes bits there (RFC 7748, section 5); they are removed together with the rest. Commands of
+//! hooks, and long words in them, are found in logs: a hook that fails is quoted there, and its own
+//! output may follow.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use base64::Engine;
@@ -14,7 +15,8 @@ use zeroize::Zeroizing;
 
 /// Replaces a secret.
 const MASK: &str = "(redacted)";
-/// Length in bytes from which on a word of a command may be a secret. Logs have shorter words in common with commands.
+/// Length in bytes from which on a word of a command may be a secret. Logs have shorter words in
+/// common with commands.
 const LONG_WORD: usize = 8;
 /// First characters of a mesh's secrets: the credential of a member, the secret of a relay, a join token.
 const MESH_SECRETS: [&str; 3] = ["skc_", "skr_", "skt_"];

@@ -1,8 +1,8 @@
 //! Parts about a tunnel, running or not.
 //!
-//! A compromised daemon must not lead root to files that the daemon itself cannot read. So a configuration that it names
-//! is only read if it is named as the interface, and if nobody but root can change the file. [`log`] says
-//! how the log is read.
+//! A compromised daemon must not lead root to files that the daemon itself cannot read. So a
+//! configuration that it names is only read if it is named as the interface, and if nobody but root
+//! can change the file. [`log`] says how the log is read.
 
 use std::path::Path;
 use std::process::Command;
@@ -86,8 +86,8 @@ impl Tunnel {
         }
     }
 
-    /// Adds the configuration as it was parsed, without secrets. Its text is never copied: comments may have secrets too.
-    /// Returns whether the report learned all commands of hooks.
+    /// Adds the configuration as it was parsed, without secrets. Its text is never copied: comments
+    /// may have secrets too. Returns whether the report learned all commands of hooks.
     fn add_configuration(&self, status: Option<&Status>, report: &mut Report) -> bool {
         let of_daemon = status.and_then(|status| status.interface.config.as_deref());
         let is_named_by_user = self.target != self.name.as_str();

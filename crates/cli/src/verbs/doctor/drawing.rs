@@ -1,5 +1,5 @@
-//! Draws the path as a column: applications, the tunnel's interface, program and sockets, the outer interface, the network;
-//! with a mark where the cause is.
+//! Draws the path as a column: applications, the tunnel's interface, program and sockets, the outer
+//! interface, the network; with a mark where the cause is.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,8 @@ use crate::screen::{BOLD, DIM, RED, RESET, number, printable, width};
 const LABEL: usize = 24;
 /// Sockets, thread names or addresses shown before "and 3 more".
 const MAX_LISTED: usize = 4;
-/// Offloads that matter to a tunnel and that virtual interfaces have too: the common name, and the names of the kernel.
+/// Offloads that matter to a tunnel and that virtual interfaces have too: the common name, and the
+/// names of the kernel.
 const OFFLOADS: [(&str, &[&str]); 5] = [
     ("GRO", &["rx-gro"]),
     ("GSO", &["tx-generic-segmentation"]),

@@ -1,7 +1,8 @@
 //! Loss repair during a measurement, as the daemon of the tunnel counts it.
 //!
-//! Connections in a repaired tunnel hardly show the losses of its path. So the daemon is asked before and after the
-//! measurement, if the tunnel is one of Seikan's with the native protocol and its control socket is accessible.
+//! Connections in a repaired tunnel hardly show the losses of its path. So the daemon is asked
+//! before and after the measurement, if the tunnel is one of Seikan's with the native protocol and
+//! its control socket is accessible.
 
 use seikan_diagnose::Cause;
 use seikan_node::control::{RuntimeDirs, ask};
@@ -45,8 +46,8 @@ impl Watch {
         (before.pid == pid && before.interface.protocol == "native").then_some(Watch { before })
     }
 
-    /// Returns the peers about which there is something to say since the start or the last answer; `None` without an
-    /// answer.
+    /// Returns the peers about which there is something to say since the start or the last answer;
+    /// `None` without an answer.
     pub fn next(&mut self) -> Option<Vec<LossRepair>> {
         let after = status(&self.before.interface.name)?;
         let before = std::mem::replace(&mut self.before, after);

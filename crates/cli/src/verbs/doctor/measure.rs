@@ -1,5 +1,6 @@
-//! Measures a tunnel: finds its path, then samples it while probes run, and returns a [`Recording`]. Samples go to a sink: a
-//! diagnosis keeps them in memory, a long recording writes them to a file.
+//! Measures a tunnel: finds its path, then samples it while probes run, and returns a
+//! [`Recording`]. Samples go to a sink: a diagnosis keeps them in memory, a long recording writes
+//! them to a file.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -120,8 +121,8 @@ pub struct SamplingArguments {
     /// Time between two samples, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
     interval: u32,
-    /// Depth: 0 counters that every user may read, 1 also drops by reason, 2 also processor time by function, 3 also calls
-    /// of kernel functions, which slows them down
+    /// Depth: 0 counters that every user may read, 1 also drops by reason, 2 also processor time by
+    /// function, 3 also calls of kernel functions, which slows them down
     #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3))]
     level: u32,
     /// Send no probes
@@ -206,7 +207,8 @@ pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::
     Ok(evidence)
 }
 
-/// Samples the path. Ctrl-C ends it with the samples so far. Samples go to the sink; the series of the recording is empty.
+/// Samples the path. Ctrl-C ends it with the samples so far. Samples go to the sink; the series of
+/// the recording is empty.
 ///
 /// # Errors
 /// The path cannot be sampled, the interrupt was raised within the first second, or the sink failed.
@@ -372,8 +374,8 @@ impl Sampling {
     }
 }
 
-/// Returns the networks whose connections go through the tunnel: those of its addresses and of its routes. A default route
-/// is excluded: it would include the tunnel's own connection.
+/// Returns the networks whose connections go through the tunnel: those of its addresses and of its
+/// routes. A default route is excluded: it would include the tunnel's own connection.
 pub fn through(map: &PathMap) -> Vec<IpNet> {
     let Some(inner) = &map.inner else {
         return Vec::new();
@@ -394,8 +396,8 @@ struct Probing {
 }
 
 impl Probing {
-    /// Starts the probes if a target is known: the far ends of connections through the tunnel, then the host at the other
-    /// end of the interface.
+    /// Starts the probes if a target is known: the far ends of connections through the tunnel, then
+    /// the host at the other end of the interface.
     fn find_target(&mut self, map: &PathMap, flows: &[SocketFacts]) {
         let Some(link) = map
             .inner_link()
@@ -430,7 +432,8 @@ impl Probing {
     }
 }
 
-/// Returns the other address of a point-to-point interface or of a network of two, and single hosts that are routed there.
+/// Returns the other address of a point-to-point interface or of a network of two, and single hosts
+/// that are routed there.
 fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = Netlink::open()?;
     let addresses = netlink.addresses(netlink.link(link)?.index)?;

@@ -30,7 +30,8 @@ pub struct Options {
     pub keep: Option<f64>,
 }
 
-/// Tests remedies of the two likeliest causes until one helps. A certain gain confirms its cause, which becomes the verdict.
+/// Tests remedies of the two likeliest causes until one helps. A certain gain confirms its cause,
+/// which becomes the verdict.
 pub fn repair(
     verdict: &Verdict,
     evidence: &Evidence,
@@ -123,8 +124,8 @@ pub fn repair(
     Ok(attempts)
 }
 
-/// Returns the remedies that change settings of this host, each with its verdict: two of a clear cause, otherwise one of
-/// each of the two causes.
+/// Returns the remedies that change settings of this host, each with its verdict: two of a clear
+/// cause, otherwise one of each of the two causes.
 fn candidates(verdict: &Verdict, rival: Option<Verdict>) -> Vec<(Verdict, Remedy)> {
     let here = |verdict: &Verdict| {
         let remedies = verdict.remedies.iter();

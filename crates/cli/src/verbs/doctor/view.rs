@@ -18,8 +18,8 @@ const SUMMARY_FIGURES: usize = 3;
 const SUMMARY_COMMAND_LINES: usize = 4;
 const INDENT: &str = "  ";
 
-/// Returns [`brief`] and hints, within a screen of 24 lines. `offers_fix`: names the options that test the remedy and revert
-/// it.
+/// Returns [`brief`] and hints, within a screen of 24 lines. `offers_fix`: names the options that
+/// test the remedy and revert it.
 pub fn summary(verdict: &Verdict, offers_fix: bool, page: &Page) -> String {
     let mut out = brief(verdict, SUMMARY_FIGURES, page);
     let first = verdict.remedies.first();

@@ -29,8 +29,8 @@ pub(super) fn destination(packet: &[u8]) -> Option<Ipv4Addr> {
     (header[0] >> 4 == 4).then(|| Ipv4Addr::new(header[16], header[17], header[18], header[19]))
 }
 
-/// Fills in the header before the packet, which starts at [`HEADER`]: a virtual IP header with the packet's own
-/// addresses, then the protocol header, its HMAC over everything else.
+/// Fills in the header before the packet, which starts at [`HEADER`]: a virtual IP header with the
+/// packet's own addresses, then the protocol header, its HMAC over everything else.
 pub(super) fn seal(datagram: &mut [u8], number: u64) {
     let (header, packet) = datagram.split_at_mut(HEADER);
     header.fill(0);
@@ -128,7 +128,8 @@ pub(super) fn complete_checksum(packet: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// An IP packet around a datagram with our header on `inner`, cut to fragment `offset` (in units of 8 bytes).
+    /// An IP packet around a datagram with our header on `inner`, cut to fragment `offset` (in
+    /// units of 8 bytes).
     fn outside(inner: &[u8], fragment: u16) -> Vec<u8> {
         let mut datagram = vec![0; HEADER];
         datagram.extend(inner);
@@ -174,8 +175,8 @@ mod tests {
 
     #[test]
     fn checksums_are_completed() {
-        // UDP 10.0.0.1:1 to 10.0.0.2:2 without payload: the words 0a00 0001 0a00 0002 0011 0008, 0001 0002 0008 add
-        // up to 1427.
+        // UDP 10.0.0.1:1 to 10.0.0.2:2 without payload: the words 0a00 0001 0a00 0002 0011 0008,
+        // 0001 0002 0008 add up to 1427.
         let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, PROTO_UDP, 0, 0];
         packet.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2, 0, 8, 0xab, 0xcd]);
         complete_checksum(&mut packet);

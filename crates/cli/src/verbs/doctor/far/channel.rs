@@ -1,9 +1,10 @@
 //! Messages between two doctors over TCP, encrypted, and authenticated by a common secret.
 //!
-//! Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s: without the secret, a client cannot produce the first message of the handshake, and
-//! gets no answer. A frame is two bytes of length (big-endian) and a Noise message; the first byte of a transport message
-//! says whether more of the same message follows. Only authentic frames are buffered, so memory grows only with data of a
-//! peer that knows the secret, and that is bounded.
+//! Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s: without the secret, a client cannot produce the first
+//! message of the handshake, and gets no answer. A frame is two bytes of length (big-endian) and a
+//! Noise message; the first byte of a transport message says whether more of the same message
+//! follows. Only authentic frames are buffered, so memory grows only with data of a peer that knows
+//! the secret, and that is bounded.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,5 @@
-//! The client of a session: connects, starts the measurement of both ends, and receives the evidence of the far end.
+//! The client of a session: connects, starts the measurement of both ends, and receives the
+//! evidence of the far end.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,8 +63,8 @@ impl Peer {
         tunnel_of(local.ip()).ok()?
     }
 
-    /// Measures both ends at the same time. If the far end is lost during the measurement, its evidence is listed as
-    /// unavailable.
+    /// Measures both ends at the same time. If the far end is lost during the measurement, its
+    /// evidence is listed as unavailable.
     ///
     /// # Errors
     /// One end cannot start, or this one cannot measure.

@@ -1,7 +1,8 @@
 //! Diagnosis of both ends of a tunnel: `--listen` serves another doctor, `--peer` connects to one.
 //!
-//! [`channel`] carries the messages of `seikan_diagnose::exchange`; [`client`] and [`server`] are the two ends of a session.
-//! The server measures, and takes part in a load if it was started with `--allow-load`; it changes nothing.
+//! [`channel`] carries the messages of `seikan_diagnose::exchange`; [`client`] and [`server`] are
+//! the two ends of a session. The server measures, and takes part in a load if it was started with
+//! `--allow-load`; it changes nothing.
 
 mod channel;
 mod client;
@@ -56,7 +57,8 @@ pub struct Arguments {
     /// Secret of both ends, as printed by `seikan genpsk`
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Send load to the address of --peer during the measurement; it passes the tunnel only if that address is inside it
+    /// Send load to the address of --peer during the measurement; it passes the tunnel only if that
+    /// address is inside it
     #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp",
         conflicts_with_all = ["fix", "prove"])]
     load: Option<Kind>,
@@ -224,7 +226,8 @@ fn transport(kind: LoadKind) -> Transport {
     }
 }
 
-/// Raises a flag when dropped, so that threads that check it end even if the thread that waits for them fails.
+/// Raises a flag when dropped, so that threads that check it end even if the thread that waits for
+/// them fails.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {

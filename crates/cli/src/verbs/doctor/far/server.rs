@@ -1,8 +1,9 @@
 //! The server: one session at a time, until the program ends.
 //!
-//! Every connection has a thread; [`CONNECTIONS`] limits them. A client that completes the handshake and sends a request gets
-//! a session if none is active: this host is measured by the same code as for its own doctor, and the client gets the
-//! evidence. A session ends after its measurement, when the client disconnects or is silent, or with the program.
+//! Every connection has a thread; [`CONNECTIONS`] limits them. A client that completes the
+//! handshake and sends a request gets a session if none is active: this host is measured by the
+//! same code as for its own doctor, and the client gets the evidence. A session ends after its
+//! measurement, when the client disconnects or is silent, or with the program.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
@@ -80,7 +81,8 @@ pub fn listen(
                         server.serve(stream, from);
                     });
                 }
-                // No connection yet, an error of one connection, or no free descriptor: the service continues.
+                // No connection yet, an error of one connection, or no free descriptor: the service
+                // continues.
                 Err(_) => {
                     let _ = interrupt.sleep(POLL);
                 }
@@ -127,7 +129,8 @@ impl Server<'_> {
         free.then(|| Session(&self.busy))
     }
 
-    /// Serves a connection. A client without the key or without a request gets no answer, and no line is logged.
+    /// Serves a connection. A client without the key or without a request gets no answer, and no
+    /// line is logged.
     fn serve(&self, stream: TcpStream, from: SocketAddr) {
         let Ok(()) = stream.set_nonblocking(false) else {
             return;
@@ -211,7 +214,8 @@ impl Server<'_> {
         ))
     }
 
-    /// Returns the path of the interface of `--iface`, of the tunnel of the connection, or of the tunnel that carries most.
+    /// Returns the path of the interface of `--iface`, of the tunnel of the connection, or of the
+    /// tunnel that carries most.
     fn path(&self, local: SocketAddr) -> anyhow::Result<PathMap> {
         let tunnel = match self.interface {
             Some(name) => Some(name.to_owned()),
