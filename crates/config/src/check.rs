@@ -267,7 +267,7 @@ fn check_native(
     }
 }
 
-/// Checks that coordinator and credential are both given, as are those of dependent keys.
+/// Checks that coordinator and credential are both given if any key about a coordinator is.
 fn check_mesh(interface: &Interface, reporter: &mut Reporter<'_>) {
     let required = [
         (interface.coordinator.spec, interface.coordinator.is_given()),

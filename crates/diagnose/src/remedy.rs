@@ -197,8 +197,8 @@ impl Action {
 }
 
 /// Returns the argument for nft(8) that limits the segment size of TCP connections through an
-/// interface: the size in SYNs that leave by it limits the received segments, the size in SYNs that
-/// enter by it the sent ones. The name must be [plain](is_plain).
+/// interface. The size in SYNs that leave by the interface limits the received segments; the size in
+/// SYNs that enter by it limits the sent segments. The name must be [plain](is_plain).
 pub fn clamp(link: &str, bytes: u32) -> String {
     let chain = |hook: &str, direction: &str| {
         format!(

@@ -142,7 +142,7 @@ pub fn stage(symbol: &str, module: &str) -> Stage {
     }
 }
 
-/// Computes shares from counts: of the program and of the machine, the largest functions of each.
+/// Returns the functions with the largest shares of the program's samples, and of the machine's.
 /// `None` without a sample.
 pub fn profile(functions: &Functions) -> Option<Profile> {
     if functions.samples == 0 {

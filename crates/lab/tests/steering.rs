@@ -11,7 +11,7 @@ use seikan_sys::softirq::mask;
 use seikan_ui::Interrupt;
 
 /// Segments of a connection through the tunnel that arrive out of order while packets are steered
-/// to both processors, and those that arrive.
+/// to both processors, and all segments that arrive.
 fn late(name: &str) -> [u64; 2] {
     let tunnel = tunnel::named(name, &Changes::default()).expect("a tunnel");
     let interrupt = Interrupt::new();

@@ -181,7 +181,7 @@ mod tests {
         let begin = Instant::now();
         let result = round_trips(&near, &options(20), &Interrupt::new()).unwrap();
         assert_eq!((result.sent, result.received), (20, 0));
-        // 19 intervals and one time-out; one at a time would take 20 of those.
+        // This takes 19 intervals and one timeout; one request at a time would take 20 timeouts.
         assert!(begin.elapsed() < Duration::from_secs(5), "{begin:?}");
     }
 }

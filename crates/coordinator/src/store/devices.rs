@@ -193,10 +193,10 @@ impl Store {
         )
     }
 
-    /// Approves a device that was `from` before, at another gateway or with another name. It gets
-    /// the addresses of `from`, and its tags unless `tags` are given. If `from` had the tags of its
-    /// gateway, the device gets those of its new gateway. If its gateway still reports `from`, that
-    /// becomes pending.
+    /// Approves a device that was `from` before, at another gateway or with another name. The
+    /// device gets the addresses of `from`, and the tags of `from` unless `tags` are given. If `from`
+    /// had the tags of its gateway, the device gets the tags of its new gateway. If the gateway of
+    /// `from` still reports it, `from` becomes pending.
     ///
     /// # Errors
     /// As [`Self::approve_device`]; [`StoreError::NoAddresses`] if `from` never had addresses, or

@@ -1,4 +1,5 @@
-//! The table of tracked connections is full: its connections continue, packets of new ones are dropped.
+//! The table of tracked connections is full: connections in it continue, but packets of new
+//! connections are dropped.
 
 use seikan_observe::Subject;
 

@@ -55,7 +55,7 @@ pub enum Load {
     Udp,
     /// The same as udp in the other direction
     UdpRev,
-    /// One TCP stream through the tunnel and one beside it; the rate of the one beside; only for
+    /// Rate of one TCP stream beside the tunnel, while another goes through it; only for
     /// `bench --path`, as all loads below
     Beside,
     /// Web pages from the server

@@ -53,8 +53,8 @@ const PASSED: [(PerCall, Option<f64>); 7] = [
     (PerCall { read: 1, write: 64 }, None),
     (PerCall::both(64), None),
 ];
-/// Returns the rows over links of this rate in bit/s: all without a rate; otherwise the published
-/// ones, those with one side changed, and the largest.
+/// Returns the rows over links of this rate in bit/s: all without a rate; otherwise the rows with
+/// published values, the rows with one side changed, and the largest.
 fn passed(rate: Option<u64>) -> Vec<(PerCall, Option<f64>)> {
     let one_side = |per_call: PerCall| per_call.read != per_call.write;
     let kept = |per_call: PerCall| {

@@ -160,7 +160,7 @@ fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
     })
 }
 
-/// The loads, those out of the device first. On a limited link there are no others, as in the
+/// Returns the loads: first the loads out of the device, which are all on a limited link, as in the
 /// source.
 fn loads(limit: Option<u64>) -> &'static [Load] {
     let all = &[Load::Tcp1, Load::Udp, Load::Rev, Load::UdpRev];

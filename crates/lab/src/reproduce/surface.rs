@@ -1,6 +1,6 @@
 //! Questions that the source of [`batch`](super::batch) leaves open: the sizes of the program's
-//! buffer, the interface's queue and the MTU of the NICs. Bulk transfers need large ones,
-//! interactive traffic short queues.
+//! buffer, the interface's queue and the MTU of the NICs. Bulk transfers need large values,
+//! interactive traffic needs short queues.
 
 use std::path::Path;
 use std::time::Duration;

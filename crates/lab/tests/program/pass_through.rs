@@ -49,7 +49,8 @@ fn stream(hosts: &Hosts) {
     tcp_bulk(&ends, &options, &interrupt).expect("unharmed");
 }
 
-/// Bytes in each packet that was read from the device of A, and that was written to that of B.
+/// Returns the mean bytes of the packets read from the device of A, and of the packets written to
+/// the device of B.
 fn bytes_per_packet(hosts: &Hosts) -> [u64; 2] {
     let stats = |host: &Host| {
         let netlink = host.netlink().expect("netlink");

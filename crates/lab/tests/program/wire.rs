@@ -417,10 +417,10 @@ fn a_path_has_its_delay_and_its_rate() {
     check_all_accounted(&counts);
 }
 
-/// RFC 9438, section 4.3: CUBIC's mean window at a loss of p is that of Reno, sqrt(1.5 / p), where
-/// that is larger than its own: 12.2 segments at 1 %. Eight flows lose about 200 segments in four
+/// RFC 9438, section 4.3: CUBIC's mean window at a loss of p is Reno's mean window, sqrt(1.5 / p),
+/// where Reno's is the larger one: 12.2 segments at 1 %. Eight flows lose about 200 segments in four
 /// seconds. 15 runs beside other load had 0.91 to 0.94 of the formula, with a standard deviation of
-/// 0.01; the range is 20 of those, for machines that are busier.
+/// 0.01; the range is 20 standard deviations, for machines that are busier.
 #[test]
 fn streams_of_cubic_over_a_lossy_path_fit_the_formula() {
     let faults = Faults {

@@ -1,5 +1,5 @@
 //! Tests remedies on this host. `--prove` reverts them, `--fix` keeps one that helps, and `--undo`
-//! reverts the kept ones.
+//! reverts the remedies that were kept.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;

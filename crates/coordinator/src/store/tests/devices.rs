@@ -508,7 +508,7 @@ fn addresses_of_devices_are_reused_last() {
     for device in ["c.site-a", "d.site-a", "e.site-a", "f.site-a"] {
         approve(&mesh, device, None);
     }
-    // Six addresses: the gateway, and five devices; `f` has that of the first.
+    // Six addresses: the gateway, and five devices; `f` has the former address of `a`.
     let own = whole(&mesh, gateway).own_devices;
     let of = |wanted: &str| {
         let device = own.iter().find(|device| device.name == name(wanted));

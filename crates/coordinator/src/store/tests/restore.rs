@@ -5,7 +5,7 @@ use super::shared::{mesh_at, names, settings, with_cluster};
 use super::*;
 
 /// Restores a backup under two coordinators. The second is cut off until etcd's revisions exceed
-/// those that it knew.
+/// the revisions that it knew.
 fn restore(is_new: bool) {
     with_cluster(|cluster| {
         let direct = settings(cluster);

@@ -22,9 +22,9 @@ const MAX_CACHED: usize = 4096;
 /// The differences between two policies.
 #[derive(Default)]
 pub struct Changes {
-    /// Pairs that were closed and are open.
+    /// Pairs that were closed before and are open now.
     opened: Pairs,
-    /// Pairs that were open and are closed.
+    /// Pairs that were open before and are closed now.
     closed: Pairs,
     /// Pairs that are open for other traffic than before.
     changed: Pairs,
@@ -262,7 +262,7 @@ fn groups(rules: &[&Rule], by_tags: bool, members: &[MemberInfo]) -> Vec<Group> 
     groups
 }
 
-/// Returns whether an address is one of this host: only those can be bound.
+/// Returns whether this host has the address: a socket can be bound to no other address.
 fn is_local(address: &IpAddr) -> bool {
     UdpSocket::bind((*address, 0)).is_ok()
 }
