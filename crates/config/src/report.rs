@@ -21,7 +21,7 @@ const MASK: &str = "********";
 const KEY_LIKE: usize = 40;
 /// First characters of a mesh's secrets: the credential of a member, the secret of a relay, a join token.
 const MESH_SECRETS: [&str; 3] = ["skc_", "skr_", "skt_"];
-/// Names before a secret; an underscore counts as a hyphen.
+/// Names of keys whose value is a secret; an underscore counts as a hyphen.
 const SECRET_NAMES: [&str; 5] = [
     "privatekey",
     "private-key",

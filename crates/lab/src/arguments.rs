@@ -8,7 +8,9 @@ pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
     if (1..=MAX).contains(&seconds) {
         Ok(f64::from(seconds))
     } else {
-        Err(format!("{seconds} is not in 1..={MAX}"))
+        Err(format!(
+            "{seconds} seconds are out of range: use 1 to {MAX}"
+        ))
     }
 }
 

@@ -136,7 +136,8 @@ mod tests {
         let mut evidence = backlog("10", 2_000);
         count(&mut evidence, egress(), metric::RX_DROPPED, 0);
         assert!(absent(evaluate(&evidence)));
-        // A few packets dropped here for another reason do not make them this tunnel's.
+        // A few packets that this tunnel's interfaces drop for another reason change nothing: the
+        // drops of the backlog are still not the tunnel's.
         count(&mut evidence, egress(), metric::RX_DROPPED, 5);
         assert!(absent(evaluate(&evidence)));
     }

@@ -12,7 +12,7 @@ use super::prelude::*;
 const LOSS: f64 = 0.001;
 /// Share at which the repairs stop all connections.
 const FULL_LOSS: f64 = 0.005;
-/// Share of segments that inner connections retransmit, although none is lost between them.
+/// Share of segments that inner connections retransmit, although no segment is lost between their ends.
 const INNER: f64 = 0.002;
 /// Share of segments received out of order with which a receiver sees the repairs.
 const EARLY: f64 = 0.01;

@@ -95,7 +95,7 @@ impl Kind {
 /// A table of a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Title: what the table shows.
+    /// Title of the table.
     pub title: String,
     /// Column headings; the first column is text, the others are numbers.
     pub columns: Vec<String>,

@@ -118,7 +118,11 @@ impl Network {
             outcome = work.take().map(|work| work(&arrived));
             Ok(())
         })?;
-        let none = || Err(LabError::Setup("nothing was done: this is a bug".into()));
+        let none = || {
+            Err(LabError::Setup(
+                "the measurement between guests did not run: this is a bug".into(),
+            ))
+        };
         outcome.unwrap_or_else(none)
     }
 

@@ -51,7 +51,7 @@ const BANDS: u32 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// Rules may be tuned on these
+    /// Severities and tunnels that rules may be tuned on
     #[default]
     Train,
     /// Severities and a tunnel that rules were never tuned on

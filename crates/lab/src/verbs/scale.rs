@@ -267,7 +267,7 @@ fn simulate(
     })
 }
 
-/// Measures the rate of a stream without and with changes of members, alternating.
+/// Measures the rate of a stream, alternating between no changes of members and changes.
 fn compare(
     arguments: &ScaleArguments,
     test: &ScaleTest,

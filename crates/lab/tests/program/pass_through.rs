@@ -99,7 +99,7 @@ fn single_frames_are_merged_for_a_write() {
     stream(&hosts);
     let [read, written] = bytes_per_packet(&hosts);
     assert!(read <= 1_500, "{read} bytes in each read");
-    // How many depends on how many have arrived.
+    // The number of packets in a write depends on the number that has arrived.
     assert!(written > 1_500, "{written} bytes in each write");
 }
 

@@ -157,7 +157,7 @@ pub struct Options {
     pub expected: Option<f64>,
     /// 0 counters, 1 also tracepoints, 2 also processor time by function, 3 also calls of kernel functions.
     pub level: u32,
-    /// Whether processor time has call stacks.
+    /// Whether samples of processor time include call stacks.
     pub stacks: bool,
 }
 

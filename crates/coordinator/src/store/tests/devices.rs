@@ -251,7 +251,7 @@ fn a_trusted_token_approves_devices_with_the_tags_of_their_gateway() {
         refused.contains(&format!("withdraw {}", token.0)),
         "{refused}"
     );
-    // A gateway that gets fewer tags keeps none by its devices.
+    // If a gateway loses a tag, devices with the gateway's tags lose it too.
     let tagged = mesh
         .store
         .set_tags(&name("site-a"), &names("shed"), &operator(), NOW);
