@@ -157,8 +157,8 @@ impl Store {
         self.replica()?.mesh()
     }
 
-    /// Returns a number that all who have the same state open share, and that differs after the
-    /// state was restored from a backup; `None` for a file.
+    /// Returns a number that is the same for all coordinators with the same state in etcd, and that
+    /// changes if etcd is restored from a backup; `None` for a file.
     pub fn epoch(&self) -> Option<u64> {
         self.replica().map(Replica::epoch)
     }

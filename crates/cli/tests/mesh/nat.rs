@@ -29,10 +29,10 @@ use Mapping::{AddressAndPortDependent, EndpointIndependent};
 /// Treatment of unsolicited packets to a router's own address.
 #[derive(Clone, Copy, Debug)]
 pub enum Input {
-    /// No rule: the router answers "port unreachable", and its connection tracking keeps an entry,
-    /// which takes the port from a host behind it that sends to the same address later.
+    /// No rule: the router answers "port unreachable", and its connection tracking keeps an entry.
+    /// A host behind the router that sends to the same address later cannot use the port.
     Accept,
-    /// They are dropped, as by usual routers.
+    /// A rule drops the packets, as in usual routers.
     Drop,
     /// A rule answers "port unreachable", and no entry remains.
     Reject,

@@ -53,7 +53,7 @@ pub(super) struct Answers {
     all: Arc<Semaphore>,
     by_source: BySource,
     by_member: Mutex<HashMap<MemberId, MemberUsage>>,
-    /// See [`MAX_WAIT`].
+    /// [`MAX_WAIT`], or a shorter time in tests.
     max_wait: Duration,
 }
 

@@ -753,7 +753,8 @@ async fn examined_members_count_against_the_rate_of_a_member() {
         assert!(changes.members.is_empty());
         answered += 1;
     }
-    // 64 MiB and 1 MiB per second, at 64 bytes for each of 10,000 members.
+    // The limit is 64 MiB at first, and 1 MiB per second. A request costs 64 bytes for each of the
+    // 10,000 members.
     assert!((100..120).contains(&answered), "{answered}");
     let b = mesh.join("b", 2).await;
     assert_eq!(mesh.changes(&b, 0, 0).await.status, StatusCode::OK);

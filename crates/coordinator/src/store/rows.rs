@@ -35,7 +35,7 @@ pub(super) trait Row: Serialize + DeserializeOwned {
     fn terms(&self) -> Vec<Term>;
 }
 
-/// See [`Row::terms`].
+/// A value by which a row is found, see [`Row::terms`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Term {
     Name(Name),

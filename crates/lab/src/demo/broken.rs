@@ -30,10 +30,9 @@ const TUNNEL: &str = "seikan-native";
 const CAUSE: Cause = Cause::TunQueueOverflow;
 /// Rate of the stream in Mbit/s: that of a 4K video.
 const RATE: f64 = 25.0;
-/// Payload bytes of each datagram, and its length with the UDP and IPv4 headers, which the doctor
-/// counts too.
+/// Payload bytes of each datagram.
 const PAYLOAD: usize = 1_200;
-/// See [`PAYLOAD`].
+/// Bytes of each datagram with its UDP and IPv4 headers, which the doctor counts too.
 const PACKET: f64 = PAYLOAD as f64 + 28.0;
 /// Datagrams of a picture, which are sent back to back; the larger number is tried if the smaller
 /// has no effect.
@@ -42,7 +41,8 @@ const BURSTS: [usize; 2] = [64, 200];
 const QUEUES: [u32; 5] = [16, 8, 4, 2, 1];
 /// Maximum share of the healthy throughput that remains in the broken stream: a third is lost.
 const SUFFERS: f64 = 2.0 / 3.0;
-/// See [`SUFFERS`].
+/// Share of the healthy throughput down to which shorter queues are tried, so that a somewhat better
+/// later measurement still counts as broken.
 const LOOKED_FOR: f64 = 0.6;
 /// Share of the healthy throughput that counts as repaired.
 const REPAIRED: f64 = 0.9;
@@ -50,9 +50,9 @@ const REPAIRED: f64 = 0.9;
 const SOUND: f64 = 0.9;
 /// Time for the stream to settle after a change.
 const SETTLE: Duration = Duration::from_millis(300);
-/// Time for a throughput that is shown, and for a try.
+/// Duration of the measurement of a throughput that is shown.
 const MEASURE: Duration = Duration::from_millis(1_500);
-/// See [`MEASURE`].
+/// Duration of the measurement with one of the tried settings.
 const TRY: Duration = Duration::from_millis(500);
 /// Duration of the doctor's measurement in seconds, before it tries remedies.
 const LOOK: f64 = 3.0;
@@ -89,9 +89,9 @@ pub struct Chapter {
     pub turns: Option<(f64, f64)>,
     /// Gain by the commands.
     pub gain: Option<Interval>,
-    /// Whether the change was kept; if not, `why` has the reason.
+    /// Whether the change was kept.
     pub kept: bool,
-    /// See [`Chapter::kept`].
+    /// Why the change was not kept.
     pub why: Option<String>,
     /// Throughput afterwards.
     pub mended: f64,

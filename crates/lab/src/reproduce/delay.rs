@@ -36,7 +36,7 @@ const QUANTITIES: [&str; 8] = [
 ];
 /// Indices in [`QUANTITIES`] of the lines that are drawn.
 const DRAWN: [usize; 4] = [1, 2, 3, 4];
-/// See [`QUANTITIES`].
+/// A value for each of the [`QUANTITIES`]; `None` if there is none.
 type Values = [Option<f64>; QUANTITIES.len()];
 
 fn sizes(rate: Option<u64>) -> &'static [u32] {

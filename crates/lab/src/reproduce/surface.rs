@@ -34,7 +34,7 @@ const QUANTITIES: [(&str, &str, bool); 4] = [
     ("99 % within", "ms", false),
     ("answered", "%", true),
 ];
-/// See [`QUANTITIES`].
+/// A value for each of the [`QUANTITIES`]; `None` if there is none.
 type Values = [Option<f64>; QUANTITIES.len()];
 
 /// Percentage of datagrams that must be answered for the delay to count as short.

@@ -90,7 +90,7 @@ struct Shared {
     listener: Mutex<Option<Listener>>,
 }
 
-/// See [`Replica::listen`].
+/// Function that [`Replica::listen`] registers.
 type Listener = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
