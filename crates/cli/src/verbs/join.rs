@@ -57,7 +57,7 @@ pub struct Arguments {
         required_unless_present = "foreground"
     )]
     token: Option<String>,
-    /// Pin of the coordinator's certificate [default: trusted by this system]
+    /// Pin of the coordinator's certificate, unless this system trusts it
     #[arg(long)]
     pin: Option<Pin>,
     /// Name of this host in the mesh [default: its host name]

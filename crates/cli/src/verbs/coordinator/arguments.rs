@@ -213,7 +213,7 @@ pub(super) struct AddRelay {
     /// TCP port at which the relay also listens for TLS
     #[arg(long, value_name = "PORT", conflicts_with_all = ["turn", "turns"])]
     pub(super) tls: Option<NonZeroU16>,
-    /// Pin of the relay's certificate [default: trusted by the members' systems]
+    /// Pin of the relay's certificate, unless the members' systems trust it
     #[arg(long, value_name = "PIN", requires = "tls")]
     pub(super) pin: Option<Pin>,
     #[command(flatten)]

@@ -43,8 +43,8 @@ pub struct EtcdArguments {
     /// File with the user's password
     #[arg(long, value_name = "FILE", requires = "etcd_user", value_hint = ValueHint::FilePath, value_parser = optional_path())]
     etcd_password_file: Option<PathBuf>,
-    /// Address by which members reach this coordinator. Other coordinators send it to them, as an
-    /// alternative. Kept in the directory
+    /// Address by which members reach this coordinator. Other coordinators send it to members,
+    /// which use it when their coordinator fails. Kept in the directory
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<RelayAddress>,
 }
