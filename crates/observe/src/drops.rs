@@ -120,6 +120,8 @@ drop_reasons! {
     DeniedFrom = "denied_from",
     /// A device used the overlay address of a remote that is mapped to another address for devices.
     ShownOtherwise = "shown_otherwise",
+    /// The IPv4 fragment ends beyond the longest possible packet, 65,535 bytes.
+    FragmentTooLong = "fragment_too_long",
     /// A broadcast or multicast packet, which a gateway does not forward.
     NotUnicast = "not_unicast",
     /// A frame of the local network is neither IP nor ARP, or has more than one VLAN tag.

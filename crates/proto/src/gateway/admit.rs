@@ -2,7 +2,7 @@
 
 use super::devices::family;
 use super::flows::{Direction, Flow, Seen, Segment};
-use super::query::{Ends, Query, query};
+use super::query::{Ends, FirstFragment, Query, query};
 use super::rules::Subject;
 use super::translate::translate;
 use super::{Device, DeviceId, Gateway, Made, length};
@@ -265,7 +265,7 @@ impl Gateway {
             remote,
             direction: Direction::Out,
         };
-        self.admit(now, packet, passing, ends)?;
+        let first = self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.tunnel as usize;
         clamp_syn(packet, passing.partial, |_| limit);
         if self.is_hop {
@@ -276,7 +276,9 @@ impl Gateway {
             }
         }
         let mapping = [(ip.src, own), (ip.dst, remote)];
-        translate(packet, ip, &mapping, passing.partial)
+        translate(packet, ip, &mapping, passing.partial)?;
+        self.fragments.passed(first, now);
+        Ok(())
     }
 
     /// A packet to a device: applies the rules and translates the remote's address.
@@ -295,7 +297,7 @@ impl Gateway {
             remote: ip.src,
             direction: Direction::In,
         };
-        self.admit(now, packet, passing, ends)?;
+        let first = self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.lan as usize;
         clamp_syn(packet, passing.partial, |_| limit);
         if self.is_hop {
@@ -307,25 +309,31 @@ impl Gateway {
         }
         let shown = self.shown_as.get(&ip.src).copied().unwrap_or(ip.src);
         let mapping = [(ip.dst, lan), (ip.src, shown)];
-        translate(packet, ip, &mapping, passing.partial)
+        translate(packet, ip, &mapping, passing.partial)?;
+        self.fragments.passed(first, now);
+        Ok(())
     }
 
-    /// Applies the rules and evaluates TCP headers.
+    /// Applies the rules and evaluates TCP headers. Returns a first fragment, whose later ones may
+    /// follow it once it has passed.
     fn admit(
         &mut self,
         now: Instant,
         packet: &[u8],
         passing: &Passing,
         ends: Ends,
-    ) -> Result<(), DropReason> {
+    ) -> Result<Option<FirstFragment>, DropReason> {
         let (ip, direction) = (&passing.ip, ends.direction);
+        if length::ends_too_late(packet, ip) {
+            return Err(DropReason::FragmentTooLong);
+        }
         let device = &mut self.devices[ends.device.0 as usize];
         let is_tcp = ip.protocol == PROTO_TCP && !ip.fragment;
         let ruled = !(device.config.allow_from.is_empty() && device.config.allow_to.is_empty());
         if !ruled && !is_tcp {
-            return Ok(());
+            return Ok(None);
         }
-        let query = query(&mut self.fragments, now, packet, ip, ends);
+        let query = query(&self.fragments, now, packet, ip, ends);
         let flow = match self.flows.get(&query.key, now) {
             Some(flow) => flow,
             None => {
@@ -352,7 +360,7 @@ impl Gateway {
                     .sent(now, passing.packets, merged, lost, lost_merged);
             }
         }
-        Ok(())
+        Ok(query.first)
     }
 }
 

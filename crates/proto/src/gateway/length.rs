@@ -31,9 +31,15 @@ pub(super) fn complete(packet: &[u8], ip: &IpPacket, partial: bool) -> Vec<u8> {
     whole
 }
 
+/// Whether an IPv4 fragment ends beyond the longest packet, so that the offset of a part of it might
+/// wrap (RFC 791 section 3.1).
+pub(super) fn ends_too_late(packet: &[u8], ip: &IpPacket) -> bool {
+    !ip.is_v6() && ip.fragment_offset(packet) + ip.total_len > usize::from(u16::MAX)
+}
+
 /// Fragments an IPv4 packet, which may be a fragment itself, to at most `mtu` bytes (RFC 791
 /// section 3.2). Each fragment has the whole header: options for the first one do no harm in the
-/// others.
+/// others. A fragment that [`ends_too_late`] was refused.
 pub(super) fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     let Ok(ip) = IpPacket::parse(packet) else {
         return Vec::new();

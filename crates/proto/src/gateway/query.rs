@@ -32,20 +32,29 @@ pub(super) struct Query {
     pub opens: bool,
     /// Whether the key has ports.
     pub has_ports: bool,
+    /// The packet, if it is a first fragment.
+    pub first: Option<FirstFragment>,
 }
 
 /// Returns the flow of a packet.
 pub(super) fn query(
-    fragments: &mut Fragments,
+    fragments: &Fragments,
     now: Instant,
     packet: &[u8],
     ip: &IpPacket,
     ends: Ends,
 ) -> Query {
     let transport = packet.get(ip.header_len..).unwrap_or_default();
+    let mut first = None;
     let (source, destination, has_ports, opens) = match ip.protocol {
         _ if ip.fragment => {
-            let ports = fragments.ports(now, packet, ip, transport);
+            let key = fragment_key(packet, ip);
+            let ports = if ip.fragment_offset(packet) > 0 {
+                key.and_then(|key| fragments.ports(key, now))
+            } else {
+                first = key.and_then(|key| FirstFragment::read(key, transport));
+                first.map(|first| first.ports)
+            };
             let (source, destination) = ports.unwrap_or_default();
             (source, destination, ports.is_some(), true)
         }
@@ -67,6 +76,7 @@ pub(super) fn query(
                     key,
                     opens: false,
                     has_ports: false,
+                    first: None,
                 };
             }
             (identifier, identifier, false, error.is_none())
@@ -87,6 +97,7 @@ pub(super) fn query(
         },
         opens,
         has_ports,
+        first,
     }
 }
 
@@ -144,48 +155,62 @@ fn quoted_flow(quoted: &[u8], ends: Ends) -> Option<FlowKey> {
     })
 }
 
-/// The ports of packets whose first fragment was seen. Later fragments have no ports.
+/// The ports of packets whose first fragment passed. Later fragments have no ports.
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
-    known: Vec<(FragmentKey, (u16, u16), Instant)>,
+    known: Vec<(FirstFragment, Instant)>,
     next: usize,
+}
+
+/// The first fragment of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstFragment {
+    key: FragmentKey,
+    /// Source and destination.
+    ports: (u16, u16),
 }
 
 type FragmentKey = (IpAddr, IpAddr, u8, u32);
 
-impl Fragments {
-    fn ports(
-        &mut self,
-        now: Instant,
-        packet: &[u8],
-        ip: &IpPacket,
-        transport: &[u8],
-    ) -> Option<(u16, u16)> {
-        // IPv4 identification, or that of the fragment header, which ends where the walk ended.
-        let id = match ip.src {
-            IpAddr::V4(_) => u32::from(u16::from_be_bytes(*packet.get(4..6)?.first_chunk()?)),
-            IpAddr::V6(_) => {
-                let field = packet.get(ip.header_len - 4..ip.header_len)?;
-                u32::from_be_bytes(*field.first_chunk()?)
-            }
-        };
-        let key = (ip.src, ip.dst, ip.protocol, id);
-        if ip.fragment_offset(packet) > 0 {
-            return self
-                .known
-                .iter()
-                .find(|(k, _, at)| *k == key && !at.has_expired(FRAGMENTED_FOR, now))
-                .map(|(_, ports, _)| *ports);
-        }
+impl FirstFragment {
+    /// Reads it, if it holds the ports.
+    fn read(key: FragmentKey, transport: &[u8]) -> Option<FirstFragment> {
         let &[a, b, c, d] = transport.first_chunk()?;
         let ports = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-        let entry = (key, ports, now);
+        Some(FirstFragment { key, ports })
+    }
+}
+
+impl Fragments {
+    /// The ports of the packet that a later fragment is of.
+    fn ports(&self, key: FragmentKey, now: Instant) -> Option<(u16, u16)> {
+        let known = self.known.iter();
+        let mut recent = known.filter(|(_, at)| !at.has_expired(FRAGMENTED_FOR, now));
+        let (first, _) = recent.find(|(first, _)| first.key == key)?;
+        Some(first.ports)
+    }
+
+    /// A packet passed; `first` is set if it was a first fragment.
+    pub(super) fn passed(&mut self, first: Option<FirstFragment>, now: Instant) {
+        let Some(first) = first else { return };
         if self.known.len() < FRAGMENTED {
-            self.known.push(entry);
+            self.known.push((first, now));
         } else {
-            self.known[self.next] = entry;
+            self.known[self.next] = (first, now);
             self.next = (self.next + 1) % FRAGMENTED;
         }
-        Some(ports)
     }
+}
+
+/// Identifies the packet of a fragment, by the identification of IPv4 or that of the fragment header,
+/// which ends where the walk ended.
+fn fragment_key(packet: &[u8], ip: &IpPacket) -> Option<FragmentKey> {
+    let id = match ip.src {
+        IpAddr::V4(_) => u32::from(u16::from_be_bytes(*packet.get(4..6)?.first_chunk()?)),
+        IpAddr::V6(_) => {
+            let field = packet.get(ip.header_len - 4..ip.header_len)?;
+            u32::from_be_bytes(*field.first_chunk()?)
+        }
+    };
+    Some((ip.src, ip.dst, ip.protocol, id))
 }

@@ -386,6 +386,88 @@ fn later_fragments_go_where_the_first_went() {
     assert_eq!(denied, Err(DropReason::DeniedFrom));
 }
 
+/// An IPv4 fragment: a packet of UDP with this flags-and-offset field, in units of eight bytes.
+fn fragment(mut read: Vec<u8>, field: u16) -> Vec<u8> {
+    let header = &mut read[VNET_HDR_LEN..];
+    header[6..8].copy_from_slice(&field.to_be_bytes());
+    header[10..12].fill(0);
+    let sum = checksum::fold(checksum::sum(&header[..20]));
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    read
+}
+
+const MORE: u16 = 0x2000;
+
+#[test]
+fn a_fragment_beyond_the_longest_packet_is_refused() {
+    // The second part of it would be a first fragment, with ports of the sender's choice.
+    let mut gateway = gateway(|c| {
+        c.devices[0].allow_to = rules(&["any udp/53"]);
+        c.mtu = Mtus {
+            lan: 1400,
+            tunnel: 1420,
+        };
+    });
+    let mut send = |offset: u16, payload: usize, protocol| {
+        let mut out = fragment(
+            read(
+                LAN,
+                SHOWN,
+                protocol,
+                &[udp(5000, 53), vec![0; payload - 12]].concat(),
+            ),
+            MORE | offset,
+        );
+        let sent = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
+        (sent, gateway.take_made().len())
+    };
+    assert_eq!(send(0, 1480, UDP), (Ok(Outbound::Cut), 2));
+    let refused = (Err(DropReason::FragmentTooLong), 0);
+    assert_eq!(send(8017, 1480, UDP), refused);
+    // To byte 65,532 and to byte 65,540.
+    assert_eq!(send(8004, 1480, UDP), (Ok(Outbound::Cut), 2));
+    assert_eq!(send(8005, 1480, UDP), refused);
+    let (_, device) = gateway.devices().next().unwrap();
+    assert_eq!(device.outbound.drops.get(DropReason::FragmentTooLong), 2);
+    assert_eq!(device.outbound.unaccounted(), 0);
+    // The same in the other direction.
+    let mut from_remote = |offset| {
+        let long = [udp(53, 5000), vec![0; 1468]].concat();
+        let mut read = fragment(read(REMOTE, OVERLAY, UDP, &long), MORE | offset);
+        let vnet = VnetHdr::default();
+        let found = gateway.inbound(at(1), &mut read[VNET_HDR_LEN..], &vnet, 1, 1500);
+        found.map(|_| {
+            gateway
+                .fragments_for_lan(&read[VNET_HDR_LEN..], false)
+                .len()
+        })
+    };
+    assert_eq!(from_remote(8004), Ok(2));
+    assert_eq!(from_remote(8017), Err(DropReason::FragmentTooLong));
+}
+
+#[test]
+fn later_fragments_do_not_follow_a_first_one_that_was_dropped() {
+    let mut gateway = gateway(|c| {
+        c.devices[0].allow_to = rules(&["any udp/53"]);
+        c.mtu.tunnel = 1420;
+    });
+    let mut send = |identification, field, hops, length| {
+        let mut out = read(LAN, SHOWN, UDP, &[udp(5000, 53), vec![0; length]].concat());
+        out[VNET_HDR_LEN + 5] = identification;
+        out[VNET_HDR_LEN + 8] = hops;
+        let mut out = fragment(out, field);
+        gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC))
+    };
+    assert_eq!(send(1, MORE, 64, 12), Ok(Outbound::Whole));
+    assert_eq!(send(1, 3, 64, 12), Ok(Outbound::Whole));
+    assert_eq!(send(2, MORE, 1, 12), Err(DropReason::HopLimit));
+    assert_eq!(send(2, 3, 64, 12), Err(DropReason::DeniedTo));
+    // DF, and longer than the tunnel's MTU.
+    assert_eq!(send(3, MORE | 0x4000, 64, 1480), Err(DropReason::TooBig));
+    assert_eq!(send(3, 3, 64, 12), Err(DropReason::DeniedTo));
+}
+
 #[test]
 fn the_two_sides_are_measured_separately() {
     let mut gateway = gateway(|_| {});
