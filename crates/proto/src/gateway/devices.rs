@@ -159,13 +159,16 @@ impl Gateway {
         }
     }
 
-    /// Learns an address from a device's packet, unless the device has a fixed one.
+    /// Learns an address from a device's packet, unless the device has a fixed one or it is that of a
+    /// remote.
     pub(super) fn learn(
         &mut self,
         id: DeviceId,
         address: IpAddr,
         now: Instant,
     ) -> Result<(), DropReason> {
+        // Otherwise a device could silence a remote for its VLAN.
+        let shown = self.is_shown(address);
         let device = &mut self.devices[id.0 as usize];
         let usable = match address {
             IpAddr::V4(a) => {
@@ -178,7 +181,7 @@ impl Gateway {
                     || a.is_unicast_link_local())
             }
         };
-        if !usable || device.has_fixed_lan(address.is_ipv6()) {
+        if !usable || shown || device.has_fixed_lan(address.is_ipv6()) {
             return Err(DropReason::DeviceMismatch);
         }
         let family = family(address);

@@ -319,6 +319,27 @@ fn a_mac_address_identifies_a_device_under_any_address() {
 }
 
 #[test]
+fn no_device_takes_the_address_of_a_remote() {
+    let mut gateway = gateway(|c| {
+        let unaddressed = DeviceConfig {
+            name: "unaddressed".into(),
+            mac: Some(OTHER),
+            overlay: vec![ip("10.77.0.11")],
+            ..DeviceConfig::default()
+        };
+        c.devices.push(unaddressed);
+    });
+    let mut out = read(SHOWN, "192.168.1.203", UDP, &udp(5000, 53));
+    let outcome = gateway.outbound(at(0), &mut out, from_lan(OTHER));
+    assert_eq!(outcome, Err(DropReason::DeviceMismatch));
+    // The remote still reaches the devices.
+    assert!(inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).is_ok());
+    let mut out = read("192.168.1.11", SHOWN, UDP, &udp(5000, 53));
+    let outcome = gateway.outbound(at(2), &mut out, from_lan(OTHER));
+    assert_eq!(outcome, Ok(Outbound::Whole));
+}
+
+#[test]
 fn rules_hold_and_answers_pass() {
     let mut gateway = gateway(|c| {
         c.devices[0].allow_from = rules(&["10.99.0.0/16", "10.77.0.2 udp/502"]);
