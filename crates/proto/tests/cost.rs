@@ -196,6 +196,25 @@ fn parity_costs_few_multiplications_for_each_byte() {
     }
 }
 
+/// Small parity records, each for a block that is lost as a whole.
+#[test]
+fn parity_behind_gaps_costs_few_visits_for_each_byte() {
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    peer.take_work();
+    for _ in 0..100 {
+        for _ in 0..parity::MAX_RECORDS {
+            peer.seal(&[0; 3]);
+        }
+        peer.deliver_record(&[0, 0, 0, 8, 1, parity::MAX_RECORDS as u8, 0, 0]);
+    }
+    let work = peer.take_work();
+    let visited = repair(&peer).visited();
+    println!("{visited} visits for {}", work.bytes_in);
+    assert!(repair(&peer).kept().0 > 900, "{:?}", repair(&peer).kept());
+    assert!(visited <= 16 * work.bytes_in as u64, "{visited}");
+}
+
 /// One block that other parity claims again and again, each time with another record missing.
 #[test]
 fn blocks_that_overlap_are_not_multiplied() {

@@ -34,6 +34,10 @@ const KEPT: Duration = Duration::from_secs(2);
 const RATES: [u64; 2] = [10_000_000, 100_000_000];
 /// Bytes of UDP payload.
 const SIZES: [usize; 2] = [100, 1400];
+/// The same for the shortest parity.
+const TINY: usize = OVERHEAD + 3 + parity::OVERHEAD + parity::LENGTH;
+/// Maximum number of messages that leave a gap before them: those in the gap are sealed as well.
+const GAPS: usize = 20_000;
 /// Maximum cost of a message, as a multiple of padding.
 const DEARER: f64 = 5.0;
 /// Maximum round trip of the other peer.
@@ -162,6 +166,22 @@ impl Hostile {
         datagrams
     }
 
+    /// Parity records, each for a block that is lost as a whole.
+    fn parity_behind_gaps(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
+        let head = Head {
+            number: 0,
+            count: 1,
+            records: MAX_RECORDS as u8,
+        };
+        let mut plaintext = vec![0; size];
+        plaintext[3..][..parity::OVERHEAD].copy_from_slice(&head.to_bytes());
+        let one = |_| {
+            (0..MAX_RECORDS).for_each(|_| drop(self.seal(&[0; 3])));
+            self.seal(&plaintext)
+        };
+        (0..count).map(one).collect()
+    }
+
     /// Sends so many bits in a second; returns the number of datagrams.
     fn send_at(&self, rate: u64, datagrams: &[Vec<u8>]) -> usize {
         let begin = Instant::now();
@@ -285,7 +305,7 @@ fn no_message_costs_five_times_as_much_as_padding() {
                 hostile.seal_each(10_000, |_| [&[0; 3], &frame(1, &packet(20))[..]].concat());
             let (alone, _) = measure(world, pid, &hostile, RATES[1], &lone);
             let initiations = initiations(world);
-            let sizes = [SIZES[0], initiations[0].len(), SIZES[1]];
+            let sizes = [TINY, SIZES[0], initiations[0].len(), SIZES[1]];
             for (size, rate) in sizes.into_iter().flat_map(|s| RATES.map(|r| (s, r))) {
                 let count =
                     (rate as u128 * SHOOTING.as_nanos() / 1_000_000_000 / 8) as usize / size;
@@ -327,9 +347,19 @@ fn no_message_costs_five_times_as_much_as_padding() {
                         ));
                     }
                 };
-                for mut shape in Shape::all(size - OVERHEAD) {
+                let mut shapes = match size {
+                    TINY => vec![Shape::padding(size - OVERHEAD)],
+                    _ => Shape::all(size - OVERHEAD),
+                };
+                for shape in &mut shapes {
                     let datagrams = hostile.seal_each(count, &mut shape.plaintext);
                     check(shape.name, shape.packets, &datagrams, &hostile);
+                }
+                let gaps = hostile.parity_behind_gaps(count.min(GAPS), size - OVERHEAD);
+                check("parity behind gaps", None, &gaps, &hostile);
+                std::thread::sleep(KEPT);
+                if size == TINY {
+                    continue;
                 }
                 let blocks = hostile.blocks_with_losses(count, size - OVERHEAD);
                 check(

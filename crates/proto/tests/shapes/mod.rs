@@ -73,8 +73,16 @@ pub fn full(size: usize, mut make: impl FnMut(usize) -> Vec<u8>) -> Vec<u8> {
 }
 
 impl Shape {
-    /// All shapes, each with plaintexts of `size` bytes. Padding, which causes the least work, is
-    /// the first.
+    /// Records of padding, which cause the least work.
+    pub fn padding(size: usize) -> Shape {
+        Shape {
+            name: "padding",
+            packets: None,
+            plaintext: Box::new(move |_| vec![0; size]),
+        }
+    }
+
+    /// All shapes, each with plaintexts of `size` bytes. Padding is the first.
     pub fn all(size: usize) -> Vec<Shape> {
         let shape = |name, plaintext| Shape {
             name,
@@ -85,7 +93,7 @@ impl Shape {
         // The rest for a chunk after the headers of a slice.
         let chunk = size - 3 - 49;
         vec![
-            shape("padding", Box::new(move |_| vec![0; size])),
+            Shape::padding(size),
             Shape {
                 packets: Some((size - 3) / frame(1, &packet(20)).len()),
                 ..shape(

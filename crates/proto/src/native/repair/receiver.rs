@@ -92,6 +92,8 @@ pub struct Receiver {
     bytes: usize,
     /// The lowest counter that is missing and waited for, or `next`.
     edge: u64,
+    /// Records before this counter are waited for no longer than reordering takes.
+    hurried: u64,
     blocks: VecDeque<Block>,
     /// The newest block, which no other may overlap.
     newest: Range<u64>,
@@ -113,6 +115,7 @@ pub struct Receiver {
     /// Longest time for which a record was held back.
     pub longest: Duration,
     work: u64,
+    visited: u64,
 }
 
 /// State of one counter.
@@ -181,6 +184,7 @@ impl Default for Receiver {
             slots: VecDeque::new(),
             bytes: 0,
             edge: 0,
+            hurried: 0,
             blocks: VecDeque::new(),
             newest: 0..0,
             flows: Flows::default(),
@@ -193,6 +197,7 @@ impl Default for Receiver {
             held: 0,
             longest: Duration::ZERO,
             work: 0,
+            visited: 0,
         }
     }
 }
@@ -379,6 +384,11 @@ impl Receiver {
         self.work
     }
 
+    /// Counters added or examined so far because of a gap or of parity alone.
+    pub fn visited(&self) -> u64 {
+        self.visited
+    }
+
     fn start(&mut self, record: Record, derived: Instant, now: Instant) {
         self.flush(now);
         self.started = self.session.is_none();
@@ -390,6 +400,7 @@ impl Receiver {
             record.counter
         };
         self.edge = self.next;
+        self.hurried = self.next;
         self.newest = self.next..self.next;
         // The path is the same, so records are kept for [`KEEP`] as after a parity; then the parity
         // of this session decides.
@@ -449,6 +460,7 @@ impl Receiver {
                 ecn: 0,
             });
             self.next += 1;
+            self.visited += 1;
         }
     }
 
@@ -630,6 +642,7 @@ impl Receiver {
     fn mark_absent(&mut self, from: u64, to: u64) {
         let first = self.next - self.slots.len() as u64;
         for counter in from.max(first)..to.min(self.next) {
+            self.visited += 1;
             if let Some(slot) = self.slot(counter)
                 && slot.missing()
             {
@@ -638,10 +651,13 @@ impl Receiver {
         }
     }
 
-    /// Limits the remaining wait for missing records before `end` to [`REORDERING`].
+    /// Limits the remaining wait for missing records before `end` to [`REORDERING`]. Visits each only
+    /// once.
     fn hurry(&mut self, end: u64, now: Instant) {
-        let from = self.edge;
-        for counter in from..end.min(from + MAX_KEPT as u64) {
+        let from = self.edge.max(self.hurried);
+        self.hurried = self.hurried.max(end);
+        for counter in from..end {
+            self.visited += 1;
             let Some(slot) = self.slot(counter) else {
                 return;
             };
