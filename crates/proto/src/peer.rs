@@ -2,6 +2,7 @@
 
 use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
+use crate::constants::REKEY_TIMEOUT;
 use crate::cookie::CookieJar;
 use crate::filter::StatefulFilter;
 use crate::indices::PeerId;
@@ -131,6 +132,14 @@ pub(crate) struct Handshake {
     pub last_timestamp: Option<Tai64n>,
     /// When the last initiation from the peer was processed.
     pub last_received: Option<Instant>,
+    /// The reason for a refusal that was logged last, and when. Boxed, because few peers have one.
+    pub logged_refusal: Option<Box<LoggedRefusal>>,
+}
+
+/// A refusal of a handshake in the log.
+pub(crate) struct LoggedRefusal {
+    pub at: Instant,
+    pub reason: String,
 }
 
 /// An initiation that waits for its response.
@@ -489,12 +498,19 @@ impl Peer {
         }
     }
 
-    /// Notes why a handshake was refused, and logs a new reason.
-    pub(crate) fn refuse(&mut self, reason: String) {
-        if self.refusal.as_ref() != Some(&reason) {
+    /// Notes why a handshake was refused, and logs a new reason, at most one in [`REKEY_TIMEOUT`].
+    pub(crate) fn refuse(&mut self, reason: String, now: Instant) {
+        let logged = self.handshake.logged_refusal.as_ref();
+        let may_log = logged.is_none_or(|logged| {
+            let is_known = self.refusal.is_some() && logged.reason == reason;
+            !is_known && logged.at.has_expired(REKEY_TIMEOUT, now)
+        });
+        if may_log {
             warn!(target: LOG, peer = %self.public_key, %reason, "handshake refused");
-            self.refusal = Some(reason);
+            let reason = reason.clone();
+            self.handshake.logged_refusal = Some(Box::new(LoggedRefusal { at: now, reason }));
         }
+        self.refusal = Some(reason);
     }
 
     pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
@@ -516,6 +532,7 @@ impl Peer {
                 cookie: CookieJar::new(protocol, &public_key),
                 last_timestamp: None,
                 last_received: None,
+                logged_refusal: None,
             },
             timers: Timers::default(),
             staged: StagedPackets::default(),
@@ -576,5 +593,29 @@ impl Peer {
             self.counters.outbound.pending -= read.packets;
             self.counters.outbound.drops.add(reason, read.packets);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_that_alternate_are_logged_at_a_bounded_rate() {
+        let mut peer = Peer::new(PeerId(0), Protocol::Native, PublicKey::from_bytes([1; 32]));
+        let at = |seconds| Instant::from_nanos(1 << 40) + Duration::from_secs(seconds);
+        let mut logged = Vec::new();
+        for (second, reason) in [(0, "a"), (1, "b"), (2, "a"), (5, "b"), (11, "b"), (12, "a")] {
+            peer.refuse(reason.into(), at(second));
+            let newest = peer.handshake.logged_refusal.as_ref();
+            logged.extend(newest.map(|newest| (newest.at, newest.reason.clone())));
+            assert_eq!(peer.refusal.as_deref(), Some(reason));
+        }
+        logged.dedup();
+        let expected = [(0, "a"), (5, "b"), (12, "a")];
+        assert_eq!(
+            logged,
+            expected.map(|(second, reason)| (at(second), reason.into()))
+        );
     }
 }

@@ -367,7 +367,7 @@ fn an_unknown_mandatory_capability_is_refused_with_a_reason() {
     .encode();
     offer.extend([0x77, 0x80, 0, 0]);
     let message = initiation(&world, &offer, 5);
-    world.receive(1, &[message]);
+    world.receive(1, std::slice::from_ref(&message));
     let refusal = world.peer(1).refusal.clone();
     assert!(
         refusal.as_deref().is_some_and(|r| r.contains("0x8077")),
@@ -383,6 +383,12 @@ fn an_unknown_mandatory_capability_is_refused_with_a_reason() {
     );
     assert!(world.take_sent(1).is_empty());
     assert_eq!(world.sides[1].tunnel.indices_in_use(), 0);
+    // It is not examined twice.
+    world.run(seconds(1));
+    world.receive(1, &[message]);
+    let drops = world.totals(1).inbound.drops;
+    assert_eq!(drops.get(DropReason::UnsupportedCapability), 1);
+    assert_eq!(drops.get(DropReason::ReplayedHandshake), 1);
     // An acceptable one clears it.
     world.run(seconds(1));
     world.establish();

@@ -401,6 +401,9 @@ impl Tunnel {
         if flood {
             return Err(DropReason::RateLimited);
         }
+        // Also of one that is refused below.
+        peer.handshake.last_timestamp = Some(received.timestamp);
+        peer.handshake.last_received = Some(now.mono);
         let (cipher, payload) = match self.protocol {
             Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
             Protocol::Native => match answer(&ours, &received.payload) {
@@ -411,7 +414,7 @@ impl Tunnel {
                     (cipher, choice.encode())
                 }
                 Err(error) => {
-                    peer.refuse(error.to_string());
+                    peer.refuse(error.to_string(), now.mono);
                     return Err(DropReason::UnsupportedCapability);
                 }
             },
@@ -420,8 +423,6 @@ impl Tunnel {
             .indices
             .insert(id, &mut *self.rng)
             .map_err(|_| DropReason::RateLimited)?;
-        peer.handshake.last_timestamp = Some(received.timestamp);
-        peer.handshake.last_received = Some(now.mono);
         peer.counters.handshakes.initiations_received += 1;
         peer.counters.inbound.packets_in += 1;
         peer.counters.received_bytes += message.len() as u64;
@@ -513,7 +514,7 @@ impl Tunnel {
                     Some(cipher)
                 }
                 Err(error) => {
-                    peer.refuse(error.to_string());
+                    peer.refuse(error.to_string(), now.mono);
                     None
                 }
             },
