@@ -362,12 +362,15 @@ pub(crate) struct Sessions {
     pub previous: Option<Box<Session>>,
     /// Derived as responder; confirmed by the first datagram that uses it.
     pub next: Option<Box<Session>>,
+    /// Number of sessions derived so far.
+    derived: u64,
 }
 
 impl Sessions {
     /// Adds a session derived as initiator, which may be used at once. Returns the local indices of
     /// the sessions that it ends.
     pub fn establish_initiated(&mut self, session: Session) -> [Option<u32>; 2] {
+        let session = self.numbered(session);
         let next = self.next.take();
         let ended = [
             index(&self.previous),
@@ -378,17 +381,26 @@ impl Sessions {
         } else {
             self.current.take()
         };
-        self.current = Some(Box::new(session));
+        self.current = Some(session);
         ended
     }
 
     /// Adds a session derived as responder, which waits for its first datagram. Returns the local
     /// indices of the sessions that it ends.
     pub fn establish_responded(&mut self, session: Session) -> [Option<u32>; 2] {
+        let session = self.numbered(session);
         let ended = [index(&self.next), index(&self.previous)];
         self.previous = None;
-        self.next = Some(Box::new(session));
+        self.next = Some(session);
         ended
+    }
+
+    /// Numbers a new session. Two may be derived at the same time.
+    fn numbered(&mut self, session: Session) -> Box<Session> {
+        self.derived += 1;
+        let mut session = Box::new(session);
+        session.number = self.derived;
+        session
     }
 
     /// Makes `next` the current session, because its first datagram has arrived. Returns the local
@@ -421,7 +433,9 @@ impl Sessions {
             current,
             previous,
             next,
+            derived,
         } = std::mem::take(self);
+        self.derived = derived;
         [index(&current), index(&previous), index(&next)]
     }
 }
@@ -599,6 +613,34 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capabilities::Cipher;
+    use crate::noise::Established;
+
+    #[test]
+    fn sessions_derived_at_the_same_time_have_an_order() {
+        let keys = Established {
+            local_index: 1,
+            remote_index: 2,
+            send: [3; 32].into(),
+            receive: [4; 32].into(),
+            handshake_hash: [5; 32],
+            payload: vec![],
+        };
+        let session = |initiator| {
+            let now = Instant::from_nanos(7);
+            Session::new(&keys, Cipher::Aes256Gcm, initiator, now)
+        };
+        let mut sessions = Sessions::default();
+        let number = |session: &Option<Box<Session>>| session.as_ref().map(|s| s.number);
+        sessions.establish_initiated(session(true));
+        sessions.establish_responded(session(false));
+        assert_eq!(number(&sessions.current), Some(1));
+        assert_eq!(number(&sessions.next), Some(2));
+        // The order goes on when the keys are erased.
+        sessions.clear();
+        sessions.establish_initiated(session(true));
+        assert_eq!(number(&sessions.current), Some(3));
+    }
 
     #[test]
     fn reasons_that_alternate_are_logged_at_a_bounded_rate() {

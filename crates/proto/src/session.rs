@@ -18,6 +18,8 @@ pub struct Session {
     pub remote_index: u32,
     /// When the handshake completed.
     pub created: Instant,
+    /// Its number among the sessions with this peer, in the order of derivation, from 1.
+    pub number: u64,
     /// This host sent the initiation.
     pub initiator: bool,
     /// The AEAD in use.
@@ -49,6 +51,7 @@ impl Session {
             local_index: keys.local_index,
             remote_index: keys.remote_index,
             created: now,
+            number: 0,
             initiator,
             cipher,
             seal: key(&keys.send),

@@ -136,8 +136,8 @@ pub struct Receiver {
     report: Report,
     /// When the first packet arrived that no report covers.
     since: Option<Instant>,
-    /// The session whose counters are tracked: local index, and when its keys were derived.
-    session: Option<(u32, Instant)>,
+    /// The session whose counters are tracked: its local index and [number](crate::session::Session::number).
+    session: Option<(u32, u64)>,
     /// Next counter expected: one above the highest received.
     next: u64,
     /// Bit `i` is set if counter `next - 1 - i` was received. Counters that leave the window unset
@@ -194,8 +194,8 @@ impl Receiver {
         self.classifier = repairs.then(|| self.classifier.take().unwrap_or_default());
     }
 
-    /// Records an authenticated record from `from` that is no replay. `derived` is when the keys
-    /// of its session were derived. A new source address means that a faster path has overtaken
+    /// Records an authenticated record from `from` that is no replay. `number` is the
+    /// [number](crate::session::Session::number) of its session. A new source address means that a faster path has overtaken
     /// datagrams in flight: they are late, and count as lost only if they do not arrive within
     /// [`REPORT_INTERVAL`]. Missing probes do not count as lost.
     ///
@@ -204,7 +204,7 @@ impl Receiver {
         &mut self,
         record: &Record,
         stamp: Stamp,
-        (derived, from): (Instant, SocketAddr),
+        (number, from): (u64, SocketAddr),
         now: Instant,
     ) -> Option<Verdict> {
         let ce = record.ecn == ip::ECN_CE;
@@ -216,12 +216,12 @@ impl Receiver {
         match self.session {
             Some((index, _)) if index == record.session => {}
             // A late datagram of a session that has been replaced; its counters are unrelated.
-            Some((_, newest)) if derived <= newest => return None,
+            Some((_, newest)) if number <= newest => return None,
             _ => {
                 *self = Receiver {
                     report: self.report,
                     since: self.since,
-                    session: Some((record.session, derived)),
+                    session: Some((record.session, number)),
                     delay_sum: self.delay_sum,
                     classifier: self.classifier.take(),
                     early: self.early,
@@ -466,7 +466,7 @@ mod tests {
     );
 
     fn note(r: &mut Receiver, record: &Record, stamp: Stamp, now: Instant) {
-        r.datagram(record, stamp, (at(0), HERE), now);
+        r.datagram(record, stamp, (1, HERE), now);
         r.packets(now);
     }
 
@@ -534,17 +534,17 @@ mod tests {
             session: 9,
             ..record(0)
         };
-        r.datagram(&old, stamp(0, 0), (at(0), HERE), at(0));
+        r.datagram(&old, stamp(0, 0), (1, HERE), at(0));
         for c in 0..10 {
-            r.datagram(&record(c), stamp(0, 0), (at(5), HERE), at(5));
+            r.datagram(&record(c), stamp(0, 0), (2, HERE), at(5));
         }
         let late = Record {
             counter: 90_000,
             ..old
         };
-        r.datagram(&late, stamp(0, 0), (at(0), HERE), at(6));
+        r.datagram(&late, stamp(0, 0), (1, HERE), at(6));
         for c in 10..3000 {
-            r.datagram(&record(c), stamp(0, 0), (at(5), HERE), at(7));
+            r.datagram(&record(c), stamp(0, 0), (2, HERE), at(7));
         }
         r.packets(at(7));
         let report = r.due(at(2000)).unwrap();
@@ -568,7 +568,7 @@ mod tests {
             // Alternating; the new path loses one datagram of its own.
             let mut old = old.into_iter();
             for c in new.filter(|c| c % 8000 != 7999) {
-                r.datagram(&record(c), stamp(0, 0), (at(0), elsewhere), at(1));
+                r.datagram(&record(c), stamp(0, 0), (1, elsewhere), at(1));
                 if let Some(late) = old.next() {
                     note(&mut r, &record(late), stamp(0, 0), at(1));
                 }
@@ -587,7 +587,7 @@ mod tests {
             let mut new = 1 + overtaken..;
             let mut receive = |r: &mut Receiver, ms| {
                 let counter = record(new.next().expect("one"));
-                r.datagram(&counter, stamp(0, 0), (at(0), elsewhere), at(ms));
+                r.datagram(&counter, stamp(0, 0), (1, elsewhere), at(ms));
                 r.packets(at(ms));
             };
             receive(&mut r, 900);
@@ -623,7 +623,7 @@ mod tests {
                 follows_probe: c == 30,
                 ..stamp(0, 0)
             };
-            verdicts.extend(r.datagram(&record(c), stamp, (at(0), HERE), at(0)));
+            verdicts.extend(r.datagram(&record(c), stamp, (1, HERE), at(0)));
         }
         r.packets(at(0));
         let report = r.due(at(1000)).expect("a report");
@@ -641,7 +641,7 @@ mod tests {
             follows_probe: true,
             ..stamp(0, 0)
         };
-        let verdict = r.datagram(&record(34), stamp, (at(0), HERE), at(0));
+        let verdict = r.datagram(&record(34), stamp, (1, HERE), at(0));
         assert_eq!(verdict, Some(Verdict::Overflow { earlier: 0 }));
         assert_eq!(r.due(at(1000)).expect("a report").congestion_losses, 33);
     }
@@ -653,7 +653,7 @@ mod tests {
         note(&mut r, &record(0), stamp(0, 0), at(0));
         let mut receive = |counter, ms| {
             let stamp = stamp(0, 0);
-            r.datagram(&record(counter), stamp, (at(0), HERE), at(ms))
+            r.datagram(&record(counter), stamp, (1, HERE), at(ms))
         };
         let overflow = Some(Verdict::Overflow { earlier: 0 });
         assert_eq!(receive(31, 1), overflow);
@@ -682,7 +682,7 @@ mod tests {
     #[test]
     fn reports_and_keepalives_alone_are_not_reported_on() {
         let mut r = Receiver::default();
-        r.datagram(&record(0), stamp(0, 0), (at(0), HERE), at(0));
+        r.datagram(&record(0), stamp(0, 0), (1, HERE), at(0));
         assert_eq!((r.next_report(), r.due(at(5000))), (None, None));
     }
 

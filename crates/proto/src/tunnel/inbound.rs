@@ -168,7 +168,7 @@ impl Tunnel {
         // A datagram that was overtaken, or delayed by an attacker, shows where the peer was, not
         // where it is.
         let newest = session.is_newest(counter);
-        let derived = session.created;
+        let number = session.number;
         let (from, began) = (arrival.from.source, session.initiator);
         let follows = newest
             && (self.protocol == Protocol::WireGuard
@@ -222,7 +222,7 @@ impl Tunnel {
             };
             // Keepalives count too, or their counters would be reported as lost.
             let health = &mut peer.path.health;
-            verdict = health.datagram(&record, stamp, (derived, from), now.mono);
+            verdict = health.datagram(&record, stamp, (number, from), now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
@@ -230,7 +230,7 @@ impl Tunnel {
         });
         let arrived = Arrived {
             record,
-            derived,
+            number,
             verdict,
         };
         self.opened(now, id, arrived, plaintext, buffers);
@@ -394,8 +394,8 @@ const MAX_DATAGRAM: usize = 65_536;
 #[derive(Clone, Copy)]
 struct Arrived {
     record: Record,
-    /// When the keys of its session were derived.
-    derived: Instant,
+    /// [Number](Session::number) of its session.
+    number: u64,
     /// Verdict on the datagrams missing before the record.
     verdict: Option<Verdict>,
 }
@@ -410,10 +410,10 @@ fn repaired(
 ) -> Part {
     let Arrived {
         record,
-        derived,
+        number,
         verdict,
     } = arrived;
-    let part = repair.record(record, derived, frames, verdict, now);
+    let part = repair.record(record, number, frames, verdict, now);
     if let Some(session) = session {
         // If the original of a restored record arrives from now on, it counts as a repeat.
         for counter in repair.take_restored() {

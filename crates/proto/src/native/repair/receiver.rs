@@ -78,8 +78,8 @@ impl Selection {
 /// Loss repair of the newest session.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Local index of the session, and when its keys were derived.
-    session: Option<(u32, Instant)>,
+    /// Local index and [number](crate::session::Session::number) of the session.
+    session: Option<(u32, u64)>,
     /// One above the highest counter received.
     next: u64,
     /// When the last parity arrived.
@@ -204,12 +204,12 @@ impl Default for Receiver {
 
 impl Receiver {
     /// Handles a received record that is no replay, and returns the part of it to process now.
-    /// `derived` is the time when the keys of its session were derived, `verdict` the verdict on
-    /// the records missing before it. PARITY frames are processed here.
+    /// `number` is the [number](crate::session::Session::number) of its session, `verdict` the
+    /// verdict on the records missing before it. PARITY frames are processed here.
     pub fn record(
         &mut self,
         record: Record,
-        derived: Instant,
+        number: u64,
         frames: &[u8],
         verdict: Option<Verdict>,
         now: Instant,
@@ -217,8 +217,8 @@ impl Receiver {
         match self.session {
             Some((index, _)) if index == record.session => {}
             // A late record of an earlier session.
-            Some((_, newest)) if derived <= newest => return Part::All,
-            _ => self.start(record, derived, now),
+            Some((_, newest)) if number <= newest => return Part::All,
+            _ => self.start(record, number, now),
         }
         if record.counter >= self.next {
             let keeps = (self.started && record.counter < FIRST_RECORDS)
@@ -389,10 +389,10 @@ impl Receiver {
         self.visited
     }
 
-    fn start(&mut self, record: Record, derived: Instant, now: Instant) {
+    fn start(&mut self, record: Record, number: u64, now: Instant) {
         self.flush(now);
         self.started = self.session.is_none();
-        self.session = Some((record.session, derived));
+        self.session = Some((record.session, number));
         // The first record of a session may be missing, but a peer may also start anywhere.
         self.next = if record.counter < MAX_KEPT as u64 {
             0
@@ -838,7 +838,7 @@ mod tests {
             counter,
             ecn: 0,
         };
-        receiver.record(record, at(0), frames, Some(Verdict::Random), at(ms))
+        receiver.record(record, 1, frames, Some(Verdict::Random), at(ms))
     }
 
     /// The parity of the records in `counters`.
@@ -912,7 +912,7 @@ mod tests {
             counter: 0,
             ecn: 0,
         };
-        receiver.record(record, at(1), &frames(0), None, at(20));
+        receiver.record(record, 2, &frames(0), None, at(20));
         let expected = [(3, Part::Ordered), (0, Part::Ordered)];
         assert_eq!(ready(&mut receiver, 20), expected);
         assert_eq!((receiver.restored, receiver.not_restored), (0, 2));
@@ -944,8 +944,8 @@ mod tests {
                 counter,
                 ecn: 0,
             };
-            receiver.record(of(0), at(0), &frames(0), None, at(0));
-            receiver.record(of(2), at(0), &frames(2), Some(verdict), at(5));
+            receiver.record(of(0), 1, &frames(0), None, at(0));
+            receiver.record(of(2), 1, &frames(2), Some(verdict), at(5));
             assert_eq!(ready(&mut receiver, 7), []);
             assert_eq!(ready(&mut receiver, 8), [(2, Part::Ordered)], "{verdict:?}");
         }
@@ -960,9 +960,9 @@ mod tests {
                 counter,
                 ecn: 0,
             };
-            receiver.record(of(0), at(0), &frames(0), None, at(0));
-            receiver.record(of(2), at(0), &frames(2), Some(verdict), at(1));
-            receiver.record(of(3), at(0), &parity_of(0..3, 0, 1), None, at(1));
+            receiver.record(of(0), 1, &frames(0), None, at(0));
+            receiver.record(of(2), 1, &frames(2), Some(verdict), at(1));
+            receiver.record(of(3), 1, &parity_of(0..3, 0, 1), None, at(1));
             let restored = std::iter::from_fn(|| receiver.take_ready(at(1)));
             let marks: Vec<_> = restored.map(|r| (r.record.counter, r.record.ecn)).collect();
             assert_eq!(marks, [(1, ecn), (1, ecn), (2, 0)], "{verdict:?}");
@@ -978,7 +978,7 @@ mod tests {
                 counter,
                 ecn: 0,
             };
-            receiver.record(record, at(0), &frames(counter), verdict, at(ms));
+            receiver.record(record, 1, &frames(counter), verdict, at(ms));
         };
         receive(0, None, 0);
         receive(2, Some(Verdict::Random), 5);
