@@ -429,9 +429,10 @@ impl Receiver {
             .delay_base
             .map_or(self.transit, |b| b.min(self.transit));
         self.delay_base = Some(base);
-        // 1/65536 s = 15.26 microseconds.
-        let delay = ((self.transit - base) as u64 * 15_259) / 1000;
-        self.delay_sum += delay;
+        // 1/65536 s = 15.26 microseconds. A report has 32 bits for the mean, and stamps may be false.
+        let above = (self.transit - base) as u64;
+        let delay = (above.saturating_mul(15_259) / 1000).min(u64::from(u32::MAX));
+        self.delay_sum = self.delay_sum.saturating_add(delay);
         delay
     }
 }
@@ -525,6 +526,18 @@ mod tests {
             note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
         }
         assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
+    }
+
+    #[test]
+    fn false_stamps_do_not_overflow_the_delay() {
+        let mut r = Receiver::default();
+        note(&mut r, &record(0), stamp(0, 0), at(0));
+        // As after very many that each claim to be half a second later than the last.
+        r.transit = i64::MAX / 2;
+        r.delay_sum = u64::MAX;
+        note(&mut r, &record(1), stamp(0, 0), at(0));
+        let report = r.due(at(2000)).unwrap();
+        assert_eq!(report.queueing_delay, u32::MAX);
     }
 
     #[test]
