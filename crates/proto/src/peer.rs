@@ -558,9 +558,14 @@ impl Peer {
         }
     }
 
-    /// Starts or ends loss repair, as both ends agreed: with parity up to `ceiling` percent.
-    pub(crate) fn set_repair(&mut self, ceiling: Option<u8>) {
-        self.repair = ceiling.map(|_| self.repair.take().unwrap_or_default());
+    /// Starts or ends loss repair, as both ends agreed: with parity up to `ceiling` percent. At its
+    /// end, what was held back is first [released](crate::tunnel::Tunnel::release).
+    pub(crate) fn set_repair(&mut self, ceiling: Option<u8>, now: Instant) {
+        if ceiling.is_some() {
+            self.repair.get_or_insert_default().resume();
+        } else if !self.repair.as_mut().is_some_and(|repair| repair.end(now)) {
+            self.repair = None;
+        }
         self.path.health.set_repairs(ceiling.is_some());
         self.path.outgoing.repair.set_ceiling(ceiling);
     }

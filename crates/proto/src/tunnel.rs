@@ -393,6 +393,7 @@ impl Tunnel {
             self.wakeups.remove(&(at, id));
         }
         peer.drop_staged(DropReason::PeerRemoved);
+        inbound::drop_held(&mut peer, self.mode);
         let pending = std::mem::take(&mut peer.counters.inbound.pending);
         peer.counters
             .inbound

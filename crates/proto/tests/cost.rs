@@ -11,6 +11,7 @@ mod fuzz;
 use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
+use seikan_proto::capabilities::{Capabilities, Cipher, FEATURE_OFFLOAD};
 use seikan_proto::mode::Mode;
 use seikan_proto::native::repair::{parity, receiver};
 use seikan_proto::noise::Protocol;
@@ -235,6 +236,48 @@ fn blocks_that_overlap_are_not_multiplied() {
         solved[0] > 0 && solved.iter().all(|work| *work == solved[0]),
         "{solved:?}"
     );
+}
+
+/// A peer with two segments that wait behind a lost record.
+fn with_held_segments() -> Peer {
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    peer.wait(Duration::from_millis(25));
+    peer.seal(&[0; 3]);
+    peer.take_work();
+    let segments = crate::shapes::slice(1, 0, 512, 256, 512);
+    peer.deliver_record(&[&[0; 3], &segments[..]].concat());
+    assert_eq!(peer.take_work().packets, 0, "nothing is held");
+    peer
+}
+
+#[test]
+fn held_segments_are_passed_on_when_a_new_session_does_not_repair() {
+    let mut peer = with_held_segments();
+    let offer = Capabilities {
+        version: 1,
+        ciphers: vec![Cipher::Aes256Gcm],
+        max_lanes: 1,
+        inner_mtu: 1420,
+        features: FEATURE_OFFLOAD,
+        mode: Mode::Ip,
+    };
+    let initiation = peer.initiate(&offer.encode());
+    peer.deliver_from(fuzz::SOURCE, initiation);
+    assert_eq!(peer.take_work().packets, 2);
+    let receiver = &peer.tunnel.peers().next().expect("one peer").repair;
+    assert!(receiver.is_none(), "repair goes on");
+    peer.assert_ledger_closes();
+}
+
+#[test]
+fn held_segments_of_a_removed_peer_are_counted() {
+    let mut peer = with_held_segments();
+    let id = peer.tunnel.peers().next().expect("one peer").id;
+    peer.tunnel.remove_peer(id);
+    let drops = peer.tunnel.totals().inbound.drops;
+    assert_eq!(drops.get(DropReason::PeerRemoved), 2);
+    peer.assert_ledger_closes();
 }
 
 fn repair(peer: &Peer) -> &receiver::Receiver {

@@ -1,6 +1,6 @@
 //! Handshakes: starting them, answering them, and cookies under load.
 
-use super::inbound::Datagram;
+use super::inbound::{Datagram, note_ready};
 use super::{Now, PreviousIdentity, Reachability, RecentHandshakes, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
@@ -408,7 +408,8 @@ impl Tunnel {
             Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
             Protocol::Native => match answer(&ours, &received.payload) {
                 Ok((theirs, choice, cipher)) => {
-                    peer.set_repair(self.repair.filter(|_| theirs.repair()));
+                    peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
+                    note_ready(&mut self.to_release, peer);
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
                     (cipher, choice.encode())
@@ -508,7 +509,8 @@ impl Tunnel {
             Protocol::WireGuard => Some(Cipher::ChaCha20Poly1305),
             Protocol::Native => match accept(&ours, &established.payload) {
                 Ok((theirs, cipher)) => {
-                    peer.set_repair(self.repair.filter(|_| theirs.repair()));
+                    peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
+                    note_ready(&mut self.to_release, peer);
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
                     Some(cipher)

@@ -15,7 +15,7 @@ use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
 use crate::native::repair::flows::Segment;
-use crate::native::repair::receiver::{Part, Selection};
+use crate::native::repair::receiver::{Part, Ready, Selection};
 use crate::native::repair::verdict::Verdict;
 use crate::native::repair::{self, parity};
 use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
@@ -282,9 +282,7 @@ impl Tunnel {
             let frames = &buffers.arena[plaintext.start + STAMP_LEN..plaintext.end];
             let session = peer.sessions.by_index(record.session);
             part = repaired(repair, arrived, frames, session.map(|(s, _)| s), now.mono);
-            if repair.next_release() == Some(Instant::BOOT) && !self.to_release.contains(&id) {
-                self.to_release.push(id);
-            }
+            note_ready(&mut self.to_release, peer);
         }
         let mut receiving = Receiving {
             sending,
@@ -373,6 +371,7 @@ impl Tunnel {
                     break;
                 }
             }
+            peer.repair.take_if(|repair| repair.is_over());
             if more {
                 let rest = peers.iter().skip_while(|peer| *peer != id).skip(1);
                 self.to_release.extend(rest);
@@ -385,6 +384,60 @@ impl Tunnel {
         }
         more
     }
+}
+
+/// Notes a peer that has records to [release](Tunnel::release).
+pub(super) fn note_ready(to_release: &mut Vec<PeerId>, peer: &Peer) {
+    let is_ready = peer
+        .repair
+        .as_ref()
+        .is_some_and(|repair| repair.has_ready());
+    if is_ready && !to_release.contains(&peer.id) {
+        to_release.push(peer.id);
+    }
+}
+
+/// Counts what loss repair holds back of a peer that is removed.
+pub(super) fn drop_held(peer: &mut Peer, mode: Mode) {
+    let Some(mut repair) = peer.repair.take() else {
+        return;
+    };
+    repair.end(Instant::BOOT);
+    while let Some(ready) = repair.take_ready(Instant::BOOT) {
+        let dropped = match mode {
+            Mode::Ip => unprocessed::<Ip>(&mut repair, ready),
+            Mode::Ethernet => unprocessed::<Ethernet>(&mut repair, ready),
+        };
+        let counters = &mut peer.counters.inbound;
+        counters.packets_in += dropped;
+        counters.drops.add(DropReason::PeerRemoved, dropped);
+    }
+}
+
+/// The packets and other frames in a record that was not processed, or only in part.
+fn unprocessed<C: Carried>(repair: &mut repair::Receiver, ready: Ready) -> u64 {
+    let Ready {
+        record,
+        part,
+        passed,
+        frames: mut arena,
+    } = ready;
+    let length = arena.len();
+    arena.resize(length + TAG_LEN, 0);
+    let mut selection = Selection::new(part, passed);
+    let mut frames = Frames::<C>::new(0..length, record.ecn);
+    let mut packets = 0;
+    while let Some(frame) = frames.next(&mut arena) {
+        let segment = frame.as_ref().ok();
+        let segment = segment.and_then(|frame| segment_of(frame, &arena));
+        if repair.selects(&mut selection, record, segment) {
+            packets += match frame {
+                Ok(Frame::Slice(slice)) => slice.segments(),
+                _ => 1,
+            };
+        }
+    }
+    packets
 }
 
 /// Maximum bytes of a datagram.

@@ -106,6 +106,8 @@ pub struct Receiver {
     new_counters: Vec<u64>,
     /// The session is the first one of the path.
     started: bool,
+    /// Nothing is kept any more.
+    ended: bool,
     /// Records that were restored.
     pub restored: u64,
     /// Lost records of blocks whose parity did not suffice.
@@ -192,6 +194,7 @@ impl Default for Receiver {
             ready: VecDeque::new(),
             new_counters: Vec::new(),
             started: false,
+            ended: false,
             restored: 0,
             not_restored: 0,
             held: 0,
@@ -214,6 +217,9 @@ impl Receiver {
         verdict: Option<Verdict>,
         now: Instant,
     ) -> Part {
+        if self.ended {
+            return self.behind_ready(record, frames);
+        }
         match self.session {
             Some((index, _)) if index == record.session => {}
             // A late record of an earlier session.
@@ -259,6 +265,28 @@ impl Receiver {
         self.advance(now);
         self.held += u64::from(self.edge <= record.counter);
         Part::Unordered
+    }
+
+    /// Ends repair: all that is held back is ready now. Returns whether anything is.
+    pub fn end(&mut self, now: Instant) -> bool {
+        self.ended = true;
+        self.flush(now);
+        !self.ready.is_empty()
+    }
+
+    /// Continues with repair if it had ended.
+    pub fn resume(&mut self) {
+        self.ended = false;
+    }
+
+    /// Whether repair has ended and everything has been taken.
+    pub fn is_over(&self) -> bool {
+        self.ended && self.ready.is_empty()
+    }
+
+    /// Whether [`Self::take_ready`] has a record at once.
+    pub fn has_ready(&self) -> bool {
+        self.next_release() == Some(Instant::BOOT)
     }
 
     /// Whether any records are kept, so that segments may have to wait.
