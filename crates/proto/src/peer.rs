@@ -132,6 +132,8 @@ pub(crate) struct Handshake {
     pub last_timestamp: Option<Tai64n>,
     /// When the last initiation from the peer was processed.
     pub last_received: Option<Instant>,
+    /// Responses open no NATs until then.
+    pub opens_again_at: Instant,
     /// The reason for a refusal that was logged last, and when. Boxed, because few peers have one.
     pub logged_refusal: Option<Box<LoggedRefusal>>,
 }
@@ -546,6 +548,7 @@ impl Peer {
                 cookie: CookieJar::new(protocol, &public_key),
                 last_timestamp: None,
                 last_received: None,
+                opens_again_at: Instant::BOOT,
                 logged_refusal: None,
             },
             timers: Timers::default(),

@@ -366,3 +366,29 @@ fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
     let sent: Vec<_> = sent.map(|parcel| (parcel.to, parcel.is_opener)).collect();
     assert_eq!(sent, [(relay(), false), (outer, true)]);
 }
+
+#[test]
+fn responses_open_nats_once_in_rekey_timeout() {
+    let mut world = members(NATIVE);
+    let outer: SocketAddr = "203.0.113.9:7".parse().expect("an address");
+    let own: SocketAddr = "10.0.0.5:7".parse().expect("an address");
+    let now = world.now(1).mono;
+    let side = &mut world.sides[1];
+    side.tunnel.set_candidates(side.peer, &[outer, own], now);
+    world.direct_down = [true; 2];
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    let mut opened = Vec::new();
+    for _ in 0..10 {
+        world.run(Duration::from_millis(600));
+        let sent = world.take_sent(1).into_iter();
+        opened.push(sent.filter(|parcel| parcel.is_opener).count());
+        let now = world.now(0);
+        let side = &mut world.sides[0];
+        side.tunnel
+            .on_call_me_maybe(now, side.peer, &mut side.outbox);
+        world.flush(0, &[]);
+    }
+    assert_eq!(world.totals(1).handshakes.initiations_received, 10);
+    // At once and after five seconds.
+    assert_eq!(opened, [1, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+}

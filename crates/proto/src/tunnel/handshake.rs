@@ -465,9 +465,12 @@ impl Tunnel {
         peer.timers.any_authenticated_packet_sent(now.mono);
         peer.handshake.cookie.stamp(&mut reply[..length], now.mono);
         post(outbox, reply_to, Some(id), &reply[..length]);
-        if peer.paths.is_relay(to) {
+        // These addresses are known from the peer alone.
+        let may_open = peer.handshake.opens_again_at <= now.mono;
+        if peer.paths.is_relay(to) && may_open {
             // The peer checks its direct paths as soon as it has the response.
             for opener in openers(peer) {
+                peer.handshake.opens_again_at = now.mono + REKEY_TIMEOUT;
                 post(outbox, &opener, Some(id), &reply[..length]);
             }
         }
