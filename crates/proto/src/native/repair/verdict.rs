@@ -481,6 +481,23 @@ mod tests {
     }
 
     #[test]
+    fn losses_at_high_delay_are_not_taken_off_those_at_low_delay() {
+        let mut classifier = LossClassifier::default();
+        for n in 0..3000 {
+            let delay = if n % 20 == 0 { 14_000 } else { 2_000 };
+            classifier.datagram(0, delay, 0, at(n));
+        }
+        let mut missing = |delay, missing, ms| classifier.datagram(0, delay, missing, at(ms));
+        for ms in [3000, 3100, 3200] {
+            assert_eq!(missing(2_000, 1, ms), Some(Verdict::Random));
+        }
+        assert_eq!(missing(14_000, 3, 3300), Some(Verdict::Random));
+        let overflow = missing(14_000, 17, 3305);
+        assert_eq!(overflow, Some(Verdict::Overflow { earlier: 3 }));
+        assert_eq!(classifier.low.lost, 3);
+    }
+
+    #[test]
     fn the_lost_ends_of_bursts_are_congestion() {
         let all = (0..100_000u64).map(|n| ((n % 45) as u8, 0, n % 45 >= 40 && n / 45 % 7 == 0));
         let share = congestion(all);
