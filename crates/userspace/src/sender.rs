@@ -188,15 +188,18 @@ impl Sender {
 
     /// Returns the lost ranges that have not been sent again.
     fn holes(&self, lost: u32) -> Vec<Range> {
-        subtract((self.una, lost), &merged(&self.ranges, &self.repaired))
+        subtract(
+            (self.una, lost),
+            &merged(self.una, &self.ranges, &self.repaired),
+        )
     }
 
     /// Returns the ranges that the device leaves out when smoltcp sends them again.
     pub fn not_lost(&self) -> Vec<Range> {
         match &self.recovery {
             Some(recovery) if self.position != self.next => {
-                let known = merged(&self.ranges, &self.repaired);
-                merged(&known, &[(recovery.lost, self.next)])
+                let known = merged(self.una, &self.ranges, &self.repaired);
+                merged(self.una, &known, &[(recovery.lost, self.next)])
             }
             _ => Vec::new(),
         }
@@ -232,9 +235,10 @@ impl Sender {
         } else {
             // The acknowledgement could belong to either transmission (Karn's algorithm).
             self.times.clear();
-            self.repaired = merged(&self.repaired, &[(sent.seq, end)]);
+            // Probes of a closed window send again without a recovery.
             if let Some(recovery) = &mut self.recovery {
                 recovery.first = false;
+                self.repaired = merged(self.una, &self.repaired, &[(sent.seq, end)]);
             }
         }
         // The window limits the sender if one more segment would not fit.
@@ -448,7 +452,7 @@ impl Sender {
             let (start, end) = (block.0.wrapping_sub(una), block.1.wrapping_sub(una));
             let is_valid = start < end && end <= self.flight();
             if is_valid && self.ranges.len() < MAX_RANGES {
-                self.ranges = merged(&self.ranges, &[block]);
+                self.ranges = merged(una, &self.ranges, &[block]);
             }
         }
         bytes(&self.ranges) > before
@@ -472,10 +476,11 @@ fn keep_above(range: &mut Range, from: u32) -> bool {
     is_before(range.0, range.1)
 }
 
-/// Joins two lists of ranges, in order.
-fn merged(a: &[Range], b: &[Range]) -> Vec<Range> {
+/// Joins two lists of ranges, in order of their distance from `una`.
+fn merged(una: u32, a: &[Range], b: &[Range]) -> Vec<Range> {
     let mut all: Vec<Range> = a.iter().chain(b).filter(|(a, b)| a != b).copied().collect();
-    all.sort_by(|a, b| (a.0.wrapping_sub(b.0) as i32).cmp(&0));
+    // Numbers wrap, so comparing them with each other would be no total order.
+    all.sort_by_key(|(start, _)| start.wrapping_sub(una) as i32);
     all.dedup_by(|next, range| {
         let joined = !is_before(range.1, next.0);
         if joined && is_before(range.1, next.1) {
@@ -643,6 +648,46 @@ mod tests {
             assert!(!test.sender.read_ranges(&options));
             assert_eq!(test.sender.ranges, []);
         }
+    }
+
+    #[test]
+    fn probes_of_a_closed_window_are_no_repairs() {
+        let mut test = Test::new();
+        for _ in 0..3 {
+            let seq = test.sender.una;
+            let probe = Sent {
+                seq,
+                length: 1,
+                is_syn: false,
+            };
+            for _ in 0..2 {
+                test.sender.on_sent(&probe, test.now);
+            }
+            test.sender.on_position(test.sender.next);
+            let mut header = [0; 20];
+            header[8..12].copy_from_slice(&seq.wrapping_add(1).to_be_bytes());
+            test.sender.on_ack(&header, 0, 1 << 20, test.now);
+            assert_eq!(test.sender.repaired, []);
+        }
+    }
+
+    #[test]
+    fn ranges_all_around_the_numbers_have_one_order() {
+        let range = |n: u32| {
+            // Prime to 64, so that they come in no order.
+            let start = START.wrapping_add((n * 37 % 64) << 26);
+            (start, start.wrapping_add(1))
+        };
+        let (a, b): (Vec<_>, Vec<_>) = (0..64)
+            .map(range)
+            .partition(|(start, _)| start >> 26 & 1 == 0);
+        let all = merged(START, &a, &b);
+        assert_eq!(all, merged(START, &b, &a));
+        let distances = all
+            .iter()
+            .map(|(start, _)| start.wrapping_sub(START) as i32);
+        assert!(distances.is_sorted());
+        assert_eq!(all.len(), 64);
     }
 
     #[test]
