@@ -171,8 +171,8 @@ impl Table {
             address,
             traffic_class: 0,
         };
+        let count = datagrams(run.bytes.len(), run.size).max(1);
         if !self.streams.admit_run(id, run, now.mono) {
-            let count = datagrams(run.bytes.len(), run.size).max(1);
             self.counters.drops.add(DropReason::OverRate, count);
             return self.streams.is_member(id);
         }
@@ -181,11 +181,13 @@ impl Table {
             port => self.pair_at(port).map_or(Port::Unknown, Port::Pair),
         };
         match port {
-            port if run.port == MAIN_PORT || is_request(&run.bytes) => {
+            port if is_request(&run.bytes) => {
                 if let Some(answer) = self.answer(port, origin, &run.bytes, epoll, now) {
                     self.streams.answer(id, run.port, &answer);
                 }
             }
+            // Several datagrams may have been joined.
+            Port::Main => self.counters.drops.add(DropReason::UnknownType, count),
             _ if !self.streams.is_member(id) => {}
             Port::Pair(slot) if run.size >= MIN_DATAGRAM => {
                 self.forward(slot, origin, &run.bytes, run.size, now);
@@ -196,7 +198,6 @@ impl Table {
                 } else {
                     DropReason::UnknownSource
                 };
-                let count = datagrams(run.bytes.len(), run.size).max(1);
                 self.counters.drops.add(reason, count);
             }
         }
@@ -207,8 +208,9 @@ impl Table {
     fn drop_broken(&mut self, meta: &ReceiveMeta) -> bool {
         let broken = meta.truncated || meta.length == 0;
         if broken {
-            let count = datagrams(meta.length, meta.segment_size).max(1);
-            self.counters.drops.add(DropReason::Truncated, count);
+            self.counters
+                .drops
+                .add(DropReason::Truncated, meta.datagrams());
         }
         broken
     }

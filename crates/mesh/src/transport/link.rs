@@ -51,7 +51,7 @@ impl Link {
                     return Ok(false);
                 }
                 for meta in batch.metas() {
-                    let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
+                    let count = meta.datagrams();
                     if meta.source != *server {
                         drops.add(DropReason::UnknownSource, count);
                     } else if meta.truncated {

@@ -212,6 +212,20 @@ fn one_connection_serves_several_pairs() {
 }
 
 #[test]
+fn each_datagram_of_a_run_to_the_main_port_is_counted() {
+    let (mut site, tls) = by_tls(Limits::default());
+    let mut a = Caller::new(1, tls);
+    a.bind(&mut site, 2);
+    (0..40).for_each(|_| a.send(0, &[4; 100]));
+    let count = |site: &mut Site| site.dropped(DropReason::UnknownType);
+    let end = Wall::now() + TIMEOUT;
+    while count(&mut site) < 40 && Wall::now() < end {}
+    assert_eq!(count(&mut site), 40);
+    // The connection goes on.
+    a.request(&mut site, 2, 0).expect("a port");
+}
+
+#[test]
 fn a_member_that_changes_from_tls_to_udp_may_send_by_both() {
     let (mut site, tls) = by_tls(Limits::default());
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));

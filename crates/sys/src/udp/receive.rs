@@ -40,6 +40,12 @@ pub struct ReceiveMeta {
 }
 
 impl ReceiveMeta {
+    /// Number of datagrams; an empty one counts as one.
+    #[inline]
+    pub fn datagrams(&self) -> u64 {
+        self.length.div_ceil(self.segment_size.max(1)).max(1) as u64
+    }
+
     /// Positions of the datagrams in the arena, in the order of sending. An empty datagram has
     /// none.
     #[inline]
