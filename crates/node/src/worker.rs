@@ -21,7 +21,7 @@ use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::mode::Mode;
 use seikan_proto::outbox::Run;
 use seikan_proto::proxied;
-use seikan_proto::segment::SuperPacket;
+use seikan_proto::segment::{self, SuperPacket};
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
@@ -218,15 +218,12 @@ impl Node {
         };
         let (metas, arena) = buffers.receive.parts_mut();
         let metas = &metas[..received];
+        let datagrams = metas.iter().map(ReceiveMeta::datagrams).sum();
         if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
-            gateway.drop_as_standby(received as u64);
+            gateway.drop_as_standby(datagrams);
             return false;
         }
-        let datagrams: usize = metas
-            .iter()
-            .map(|m| m.length.div_ceil(m.segment_size.max(1)))
-            .sum();
-        self.batches.datagrams_per_receive.record(datagrams as u64);
+        self.batches.datagrams_per_receive.record(datagrams);
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
@@ -353,7 +350,9 @@ impl Node {
             ),
         };
         if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
-            gateway.drop_as_standby(batch.len() as u64);
+            let reads = 0..batch.len();
+            let packets = reads.map(|i| segment::packets_in(batch.packet(i))).sum();
+            gateway.drop_as_standby(packets);
             return gone;
         }
         if !batch.is_empty() {

@@ -1,11 +1,13 @@
 //! Two gateways on one local network: one is active, and the other takes over.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, io::IoSlice};
 
 use seikan_lab::site::Host;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN};
+use seikan_sys::udp::{Transmit, UdpOptions, UdpSocket};
 use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::arp::{Arp, Operation};
 use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
@@ -13,8 +15,8 @@ use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
 use crate::common::{PATIENCE, Tunnel, eventually};
 use crate::gateway::lan::end;
 use crate::gateway::site::{
-    DEVICE, DEVICE_INTERFACE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site,
-    index, new_host,
+    DEVICE, DEVICE_INTERFACE, DEVICE_MAC, LAN, PORT, Plan, REMOTE, SHOWN, Site, WAN, add_addresses,
+    at_site, index, new_host,
 };
 use crate::gateway::stream::Stream;
 
@@ -155,5 +157,43 @@ fn the_second_takes_over_when_the_first_has_no_cable() {
         });
         assert_eq!(active(site, second), [false, true]);
         assert_eq!(answers_to_arp(site), 1);
+    });
+}
+
+#[test]
+fn the_standby_counts_each_datagram_and_packet_that_it_drops() {
+    with_two(|site, second, _tunnels| {
+        // The kernel joins them on their way; datagrams on loopback pass the filter.
+        let send = |from: &str, to: SocketAddr| {
+            let sent = second.host.run(|| {
+                let from = (from.parse::<IpAddr>().expect("address"), 0).into();
+                let socket = UdpSocket::bind(from, &UdpOptions::default()).expect("bind");
+                let payload = [4; 40 * 1000];
+                socket.send(&Transmit {
+                    destination: to,
+                    source: None,
+                    traffic_class: 0,
+                    hop_limit: None,
+                    segment_size: Some(1000),
+                    payload: &payload,
+                })
+            });
+            sent.expect("namespace").expect("sent");
+        };
+        let dropped = || {
+            let status = site.status(&second.host, &second.config);
+            let drops = &status["gateway"]["unattributed"]["drops"];
+            drops["standby"].as_u64().unwrap_or(0)
+        };
+        let remote: IpAddr = REMOTE[0].parse().expect("address");
+        let to = [
+            ("127.0.0.1", ([127, 0, 0, 1], PORT).into()),
+            ("0.0.0.0", (remote, 9).into()),
+        ];
+        for (from, to) in to {
+            let before = dropped();
+            send(from, to);
+            eventually("not all are counted", || dropped() >= before + 40);
+        }
     });
 }
