@@ -16,7 +16,7 @@ use crate::system::now;
 use seikan_mesh::event::WorkerEvent;
 use seikan_mesh::stun;
 use seikan_mesh::transport::Transports;
-use seikan_observe::DropReason;
+use seikan_observe::{DropReason, Stopped};
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::mode::Mode;
 use seikan_proto::outbox::Run;
@@ -409,11 +409,12 @@ impl Node {
             let (to, bytes) = (run.destination.address, self.outbox.bytes(run));
             let result = if proxied::id(to.ip()).is_some() {
                 let size = run.segment_size;
-                self.transports.send(now().mono, to, bytes, size)
+                let sent = self.transports.send(now().mono, to, bytes, size);
+                sent.map_err(Stopped::from)
             } else if let Some(socket) = self.sockets.towards(to, run.peer) {
                 send(socket, run, bytes)
             } else {
-                Err(DropReason::SendRefused)
+                Err(DropReason::SendRefused.into())
             };
             self.batches.datagrams_per_send.record(run.segments as u64);
             self.tunnel.sent(run, result);
@@ -445,7 +446,7 @@ impl Node {
                 }
                 Destination::Tun(_) => deliver_one(queue, mode, write, arena),
                 Destination::Lan(id) => gateway.deliver(id, &self.inbox, i, arena, now),
-                Destination::Dropped(reason) => Err(reason),
+                Destination::Dropped(reason) => Err(reason.into()),
             };
             if let Destination::Tun(Some(id)) | Destination::Lan(id) = destination {
                 gateway.gateway.delivered(id, packets, bytes, result);
@@ -470,8 +471,8 @@ fn datagram(meta: &ReceiveMeta) -> Datagram {
 }
 
 /// Sends a run; waits if the send buffer is full, and leaves out the source address if the kernel no longer has
-/// it.
-fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
+/// it. An error tells the number of datagrams that were sent.
+fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), Stopped> {
     let mut transmit = Transmit {
         destination: run.destination.address,
         source: run.destination.source,
@@ -489,7 +490,11 @@ fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
         match stopped.reason() {
             _ if full && wait_writable(socket) => {}
             DropReason::SendRefused if transmit.source.is_some() => transmit.source = None,
-            reason => return Err(reason),
+            reason => {
+                let sent = bytes.len() - transmit.payload.len();
+                let done = (sent / run.segment_size.max(1)) as u64;
+                return Err(Stopped { done, reason });
+            }
         }
     }
 }
@@ -508,12 +513,7 @@ fn wait_writable(socket: &UdpSocket) -> bool {
 
 /// Writes one packet or super-packet. A super-packet that the device refuses is written packet by packet
 /// (kernels 6.6.44 and 6.10.3 refuse valid ones).
-fn deliver_one(
-    queue: &TunQueue,
-    mode: Mode,
-    write: &Write,
-    arena: &[u8],
-) -> Result<(), DropReason> {
+fn deliver_one(queue: &TunQueue, mode: Mode, write: &Write, arena: &[u8]) -> Result<(), Stopped> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);
     match queue.write_vectored(&parts[..n]) {
@@ -521,7 +521,7 @@ fn deliver_one(
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && write.packets > 1 => {
             deliver_cut(queue, mode, write, arena)
         }
-        Err(error) => Err(refusal(&error)),
+        Err(error) => Err(refusal(&error).into()),
     }
 }
 
@@ -533,13 +533,8 @@ fn refusal(error: &io::Error) -> DropReason {
     }
 }
 
-/// Writes a super-packet packet by packet.
-fn deliver_cut(
-    queue: &TunQueue,
-    mode: Mode,
-    write: &Write,
-    arena: &[u8],
-) -> Result<(), DropReason> {
+/// Writes a super-packet packet by packet. An error tells the number of packets that were written.
+fn deliver_cut(queue: &TunQueue, mode: Mode, write: &Write, arena: &[u8]) -> Result<(), Stopped> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);
     let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
@@ -550,9 +545,10 @@ fn deliver_cut(
         let length = packet.segment_len(i);
         packet.segment(i, false, &mut out[seikan_wire::VNET_HDR_LEN..]);
         let one = &out[..seikan_wire::VNET_HDR_LEN + length];
-        queue
-            .write_vectored(&[IoSlice::new(one)])
-            .map_err(|error| refusal(&error))?;
+        if let Err(error) = queue.write_vectored(&[IoSlice::new(one)]) {
+            let (done, reason) = (i as u64, refusal(&error));
+            return Err(Stopped { done, reason });
+        }
     }
     Ok(())
 }
@@ -560,7 +556,15 @@ fn deliver_cut(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seikan_sys::tun::Tun;
+    use seikan_proto::inbox::{Inbox, Packet};
+    use seikan_proto::indices::PeerId;
+    use seikan_proto::outbox::{Destination, Payload};
+    use seikan_sys::netns::NetNs;
+    use seikan_sys::tun::{Tun, TunOptions};
+    use seikan_sys::udp::UdpOptions;
+    use seikan_wire::ip::IpPacket;
+    use std::fs::File;
+    use std::io::Read;
 
     #[test]
     fn a_packet_for_a_stack_that_is_behind_is_counted_as_such() {
@@ -569,5 +573,93 @@ mod tests {
         let error = std::iter::repeat_with(write).find_map(Result::err);
         let reason = refusal(&error.expect("full"));
         assert_eq!(reason, DropReason::StackQueueFull);
+    }
+
+    /// A super-packet of this many datagrams of 1000 bytes.
+    fn super_packet(datagrams: usize) -> (Inbox, Vec<u8>) {
+        // From 192.0.2.1 to 192.0.2.2, with a checksum for the device to complete.
+        let mut packet = vec![
+            0x45, 0, 0x04, 0x04, 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 7, 0,
+            7, 0x03, 0xf0, 0, 1,
+        ];
+        packet.resize(1028, 0);
+        let arena = packet.repeat(datagrams);
+        let mut inbox = Inbox::new(true, true);
+        for start in (0..arena.len()).step_by(packet.len()) {
+            let one = Packet {
+                range: start..start + packet.len(),
+                ip_at: 0,
+                ip: IpPacket::parse(&packet).expect("a packet"),
+                partial: true,
+            };
+            inbox.packet(&arena, &one, PeerId(0));
+        }
+        inbox.finish(&arena);
+        (inbox, arena)
+    }
+
+    #[test]
+    fn a_device_that_stops_within_a_super_packet_has_taken_the_packets_before() {
+        let (tun, stack) = Tun::pair("pair").expect("a pair");
+        let (inbox, arena) = super_packet(50);
+        let write = &inbox.writes()[0];
+        assert_eq!(write.packets, 50);
+        let mut taken = 0;
+        let stopped = loop {
+            match deliver_cut(&tun.queues()[0], Mode::Ip, write, &arena) {
+                Ok(()) => taken += 50,
+                Err(stopped) => break stopped,
+            }
+        };
+        assert_eq!(stopped.reason, DropReason::StackQueueFull);
+        taken += stopped.done;
+        let (mut stack, mut packet) = (File::from(stack), [0; 2000]);
+        let arrived = std::iter::from_fn(|| stack.read(&mut packet).ok()).count();
+        assert_eq!(arrived as u64, taken);
+        assert_ne!(arrived % 50, 0, "it stopped between two super-packets");
+    }
+
+    #[test]
+    fn a_run_that_stops_tells_how_many_datagrams_were_sent() {
+        let namespace = NetNs::create().expect("namespace");
+        let stopped = namespace.run(|| {
+            // An Ethernet without an answer to ARP, so that datagrams stay in the send buffer.
+            let options = TunOptions {
+                name: "silent".to_owned(),
+                mtu: 1500,
+                queues: 1,
+                offload: false,
+            };
+            let tap = Tun::create_tap(&options).expect("a TAP device");
+            let index = tap.index().expect("an index");
+            let netlink = seikan_sys::netlink::Netlink::open().expect("netlink");
+            let address = "192.0.2.1/24".parse().expect("an address");
+            netlink.add_address(index, address).expect("address");
+            netlink.set_up(index).expect("up");
+            let options = UdpOptions {
+                send_buffer: 20_000,
+                gso: false,
+                ..UdpOptions::default()
+            };
+            let any = "0.0.0.0:0".parse().expect("an address");
+            let socket = UdpSocket::bind(any, &options).expect("a socket");
+            let run = Run {
+                destination: Destination {
+                    address: "192.0.2.2:7".parse().expect("an address"),
+                    source: None,
+                    traffic_class: 0,
+                    hop_limit: None,
+                },
+                peer: None,
+                segment_size: 1000,
+                segments: 60,
+                payload: Payload::default(),
+                range: 0..60_000,
+            };
+            send(&socket, &run, &[0; 60_000])
+        });
+        let stopped = stopped.expect("namespace").expect_err("a full buffer");
+        assert_eq!(stopped.reason, DropReason::SendNoBuffers);
+        assert!((1..60).contains(&stopped.done), "{stopped:?}");
     }
 }

@@ -160,6 +160,22 @@ drop_reasons! {
     PeerRemoved = "peer_removed",
 }
 
+/// Why a batch of datagrams or packets was not passed on as a whole: the rest of it was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Number of datagrams or packets that were passed on before.
+    pub done: u64,
+    /// Why the next one was not.
+    pub reason: DropReason,
+}
+
+impl From<DropReason> for Stopped {
+    /// Nothing was passed on.
+    fn from(reason: DropReason) -> Stopped {
+        Stopped { done: 0, reason }
+    }
+}
+
 /// One counter for each [`DropReason`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropCounts([u64; DropReason::ALL.len()]);

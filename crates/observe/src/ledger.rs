@@ -3,7 +3,7 @@
 //! Packets are inner IP packets. A super-packet counts as its number of segments, so both ends
 //! count the same whatever offloads they use.
 
-use crate::DropCounts;
+use crate::{DropCounts, Stopped};
 use serde::Serialize;
 
 /// One direction of one peer or interface.
@@ -35,6 +35,18 @@ impl DirectionCounters {
 }
 
 impl DirectionCounters {
+    /// Counts a batch of `packets`, with `bytes` in all, that left; or the part of it that left,
+    /// and the rest as dropped.
+    pub fn leave(&mut self, packets: u64, bytes: u64, result: Result<(), Stopped>) {
+        let left = result.map_or_else(|stopped| stopped.done.min(packets), |()| packets);
+        self.packets_out += left;
+        // Packets of a batch have one length, except for the last.
+        self.bytes_out += bytes * left / packets.max(1);
+        if let Err(stopped) = result {
+            self.drops.add(stopped.reason, packets - left);
+        }
+    }
+
     /// Adds the counts of `other`.
     pub fn add(&mut self, other: &DirectionCounters) {
         self.packets_in += other.packets_in;
@@ -91,6 +103,18 @@ impl PeerCounters {
 mod tests {
     use super::*;
     use crate::DropReason;
+
+    #[test]
+    fn a_batch_that_stops_has_left_in_part() {
+        let reason = DropReason::SendNoBuffers;
+        let results = [Ok(()), Err(Stopped { done: 3, reason }), Err(reason.into())];
+        let counted = results.map(|result| {
+            let mut c = DirectionCounters::default();
+            c.leave(8, 800, result);
+            (c.packets_out, c.bytes_out, c.drops.get(reason))
+        });
+        assert_eq!(counted, [(8, 800, 0), (3, 300, 5), (0, 0, 8)]);
+    }
 
     #[test]
     fn the_ledger_closes_when_every_packet_has_a_fate() {

@@ -11,7 +11,7 @@ pub mod path;
 pub mod profile;
 mod sample;
 
-pub use drops::{DropCounts, DropReason};
+pub use drops::{DropCounts, DropReason, Stopped};
 pub use histogram::Histogram;
 pub use ledger::{DirectionCounters, Handshakes, PeerCounters};
 pub use sample::{Column, Key, Kind, Sample, Series, Subject, metric};

@@ -36,14 +36,14 @@ use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use crate::mac_table::MacTable;
 use crate::mode::Mode;
 use crate::noise::Protocol;
-use crate::outbox::{Outbox, Run};
+use crate::outbox::{Outbox, Payload, Run};
 use crate::peer::{Peer, PeerTable};
 use crate::rate_limiter::LoadMeter;
 use crate::rng::{BufferedRng, Rng};
 use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
-use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
+use seikan_observe::{DirectionCounters, DropReason, PeerCounters, Stopped};
 use seikan_wire::ethernet::Mac;
 use seikan_wire::ip;
 use std::collections::{BTreeMap, BTreeSet};
@@ -526,33 +526,39 @@ impl Tunnel {
         self.indices.len()
     }
 
-    /// Reports the result of sending a run: `Ok`, or why the kernel refused it.
-    pub fn sent(&mut self, run: &Run, result: Result<(), DropReason>) {
+    /// Reports the result of sending a run: `Ok`, or the number of datagrams that were sent before the
+    /// kernel refused the next, and why.
+    pub fn sent(&mut self, run: &Run, result: Result<(), Stopped>) {
         let peer = run
             .peer
             .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut());
+        let reason = result.err().map(|stopped| stopped.reason);
         let mut nobody = 0;
         let (counters, sent_later) = match peer {
             Some(peer) => {
-                match result {
-                    Err(DropReason::SendTooLarge) => peer.path.mtu.too_large(run.segment_size),
-                    Err(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
+                match reason {
+                    Some(DropReason::SendTooLarge) => peer.path.mtu.too_large(run.segment_size),
+                    Some(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
                     _ => {}
                 }
                 (&mut peer.counters, &mut peer.path.sent_later)
             }
             None => (&mut self.unattributed, &mut nobody),
         };
-        match result {
-            Ok(()) => {
-                counters.outbound.packets_out += run.payload.packets;
-                counters.outbound.bytes_out += run.payload.bytes;
-                counters.sent_bytes += run.range.len() as u64;
-                *sent_later = sent_later.saturating_add(run.segments as u32 - 1);
-            }
-            Err(reason) => counters.outbound.drops.add(reason, run.payload.packets),
-        }
-        if result == Err(DropReason::SendTooLarge)
+        let segments = run.segments as u64;
+        let sent = result.map_or_else(|stopped| stopped.done.min(segments), |()| segments);
+        counters.sent_bytes += (sent * run.segment_size as u64).min(run.range.len() as u64);
+        *sent_later = sent_later.saturating_add(sent.saturating_sub(1) as u32);
+        let Payload { packets, bytes } = run.payload;
+        // A run does not know which of its datagrams carry which packets.
+        let part = |stopped| Stopped {
+            done: packets * sent / segments.max(1),
+            ..stopped
+        };
+        counters
+            .outbound
+            .leave(packets, bytes, result.map_err(part));
+        if reason == Some(DropReason::SendTooLarge)
             && let Some(id) = run.peer
         {
             // The search for a smaller size continues at once.
@@ -560,16 +566,11 @@ impl Tunnel {
         }
     }
 
-    /// Reports the result of a write to the TUN device.
-    pub fn delivered(&mut self, write: &Write, result: Result<(), DropReason>) {
-        let counters = self.inbound_of(write.peer);
-        match result {
-            Ok(()) => {
-                counters.packets_out += write.packets;
-                counters.bytes_out += write.bytes;
-            }
-            Err(reason) => counters.drops.add(reason, write.packets),
-        }
+    /// Reports the result of a write to the TUN device: `Ok`, or the number of packets that were written
+    /// before the device refused the next, and why.
+    pub fn delivered(&mut self, write: &Write, result: Result<(), Stopped>) {
+        self.inbound_of(write.peer)
+            .leave(write.packets, write.bytes, result);
     }
 
     fn inbound_of(&mut self, id: PeerId) -> &mut DirectionCounters {

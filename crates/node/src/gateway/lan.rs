@@ -4,7 +4,7 @@ use crate::batch_reader::BatchReader;
 use crate::system::{SystemRandom, now};
 use ipnet::IpNet;
 use seikan_config::GatewaySettings;
-use seikan_observe::{DirectionCounters, DropReason, Histogram};
+use seikan_observe::{DirectionCounters, DropReason, Histogram, Stopped};
 use seikan_proto::gateway::election::Election;
 use seikan_proto::gateway::responder::Responder;
 use seikan_proto::inbox::{MAX_PIECES, Write};
@@ -221,14 +221,15 @@ impl Lan {
         self.counters.own.drops.add(reason, 1);
     }
 
-    /// Sends a write of the tunnel to a device, behind this Ethernet header; `cut` disables super-packets.
+    /// Sends a write of the tunnel to a device, behind this Ethernet header; `cut` disables super-packets. An error
+    /// tells the number of packets that were sent.
     pub(crate) fn deliver(
         &mut self,
         ethernet: &[u8],
         write: &Write,
         arena: &[u8],
         cut: bool,
-    ) -> Result<(), DropReason> {
+    ) -> Result<(), Stopped> {
         let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
         let n = write.parts(arena, &mut parts);
         let vnet = VnetHdr::read(&parts[0]).map_err(|_| DropReason::BadOffload)?;
@@ -250,12 +251,12 @@ impl Lan {
                 self.counters.gso_refused += 1;
                 self.deliver_segments(ethernet, &parts[..n])
             }
-            Err(_) => Err(DropReason::LanWriteRefused),
+            Err(_) => Err(DropReason::LanWriteRefused.into()),
         }
     }
 
     /// Segments a super-packet and sends the segments.
-    fn deliver_segments(&self, ethernet: &[u8], parts: &[IoSlice<'_>]) -> Result<(), DropReason> {
+    fn deliver_segments(&self, ethernet: &[u8], parts: &[IoSlice<'_>]) -> Result<(), Stopped> {
         let whole: Vec<u8> = parts.iter().flat_map(|p| p.iter().copied()).collect();
         let packet = SuperPacket::parse(&whole)?;
         let start = VNET_HDR_LEN + ethernet.len();
@@ -263,7 +264,11 @@ impl Lan {
         frame[VNET_HDR_LEN..start].copy_from_slice(ethernet);
         for i in 0..packet.segments() {
             packet.segment(i, false, &mut frame[start..]);
-            self.send(&frame[..start + packet.segment_len(i)])?;
+            let sent = self.send(&frame[..start + packet.segment_len(i)]);
+            sent.map_err(|reason| Stopped {
+                done: i as u64,
+                reason,
+            })?;
         }
         Ok(())
     }

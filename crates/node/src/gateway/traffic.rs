@@ -1,7 +1,7 @@
 //! The gateway's part in reading and writing packets.
 
 use super::GatewayNode;
-use seikan_observe::DropReason;
+use seikan_observe::{DropReason, Stopped};
 use seikan_proto::gateway::{DeviceId, Inbound, Origin, Outbound};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::time::Instant;
@@ -72,7 +72,8 @@ impl GatewayNode {
         }
     }
 
-    /// Sends a write of the inbox to a device.
+    /// Sends a write of the inbox to a device. An error tells the number of packets that were sent; one of whose
+    /// fragments some are missing counts as dropped.
     pub(crate) fn deliver(
         &mut self,
         id: DeviceId,
@@ -80,9 +81,9 @@ impl GatewayNode {
         i: usize,
         arena: &[u8],
         now: Instant,
-    ) -> Result<(), DropReason> {
+    ) -> Result<(), Stopped> {
         let (Some(lan), Some(write)) = (&mut self.lan, inbox.writes().get(i)) else {
-            return Err(DropReason::LanWriteRefused);
+            return Err(DropReason::LanWriteRefused.into());
         };
         let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
         let n = write.parts(arena, &mut parts);
@@ -94,7 +95,7 @@ impl GatewayNode {
         let v6 = first.is_some_and(|byte| byte >> 4 == 6);
         let Some((header, length)) = lan.responder.header_to(&self.gateway, id, v6) else {
             lan.responder.resolve(now, &self.gateway, id);
-            return Err(DropReason::DeviceUnresolved);
+            return Err(DropReason::DeviceUnresolved.into());
         };
         let header = &header[..length];
         let too_long = write.packets == 1 && write.bytes > u64::from(self.gateway.mtu().lan);
@@ -110,7 +111,7 @@ impl GatewayNode {
             .gateway
             .fragments_for_lan(&packet[..ip.total_len], partial);
         if fragments.is_empty() {
-            return Err(DropReason::TooBig);
+            return Err(DropReason::TooBig.into());
         }
         for fragment in fragments {
             lan.send(&[&[0; VNET_HDR_LEN][..], header, &fragment].concat())?;

@@ -9,7 +9,7 @@ use super::{Device, DeviceId, Gateway, Made, length};
 use crate::segment::SuperPacket;
 use crate::time::Instant;
 use crate::tunnel::clamp_syn;
-use seikan_observe::DropReason;
+use seikan_observe::{DropReason, Stopped};
 use seikan_wire::ethernet::Mac;
 use seikan_wire::ip::{IpPacket, PROTO_TCP};
 use seikan_wire::{VNET_HDR_LEN, VnetHdr, checksum, tcp};
@@ -179,7 +179,7 @@ impl Gateway {
         };
         let outcome = self.let_in(now, id, header, &passing);
         if let Err(reason) = outcome {
-            self.delivered(id, passing.packets, passing.bytes, Err(reason));
+            self.delivered(id, passing.packets, passing.bytes, Err(reason.into()));
         }
         outcome.map(|()| Inbound::Device(id))
     }
@@ -222,23 +222,18 @@ impl Gateway {
         }
     }
 
-    /// Reports the result of a packet that [`Self::inbound`] passed for a device.
+    /// Reports the result of a packet or super-packet that [`Self::inbound`] passed for a device: `Ok`,
+    /// or the number of packets that were delivered before the next was refused, and why.
     pub fn delivered(
         &mut self,
         id: DeviceId,
         packets: u64,
         bytes: u64,
-        result: Result<(), DropReason>,
+        result: Result<(), Stopped>,
     ) {
         let counters = &mut self.devices[id.0 as usize].inbound;
         counters.packets_in += packets;
-        match result {
-            Ok(()) => {
-                counters.packets_out += packets;
-                counters.bytes_out += bytes;
-            }
-            Err(reason) => counters.drops.add(reason, packets),
-        }
+        counters.leave(packets, bytes, result);
     }
 
     /// A packet from a device: applies the rules and translates the remote's address.

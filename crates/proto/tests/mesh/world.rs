@@ -14,7 +14,6 @@ use crate::sim::network::{Link, Parcel, Path};
 use crate::sim::{self, EPOCH, MILLISECOND, SECOND, Seeded};
 use rand::{Rng as _, RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
 use seikan_proto::inbox::Inbox;
 use seikan_proto::keys::{PrivateKey, PublicKey};
@@ -961,9 +960,7 @@ impl World {
         for write in inbox.writes() {
             packets += write.packets;
             let bytes = sim::written(write, arena);
-            self.members[m]
-                .tunnel
-                .delivered(write, Ok::<(), DropReason>(()));
+            self.members[m].tunnel.delivered(write, Ok(()));
             self.delivered(m, &bytes);
         }
         inbox.clear();

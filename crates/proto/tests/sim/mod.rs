@@ -459,7 +459,7 @@ impl World {
                 28
             };
             if link.path.local && run.segment_size + overhead > link.path.mtu {
-                side.tunnel.sent(run, Err(DropReason::SendTooLarge));
+                side.tunnel.sent(run, Err(DropReason::SendTooLarge.into()));
                 continue;
             }
             assert_eq!(bytes.chunks(run.segment_size).len(), run.segments);
@@ -512,7 +512,7 @@ impl World {
             side.writes += 1;
             if side.refuse_every > 0 && side.writes % side.refuse_every == 0 {
                 side.tunnel
-                    .delivered(write, Err(DropReason::TunWriteRefused));
+                    .delivered(write, Err(DropReason::TunWriteRefused.into()));
                 continue;
             }
             self.trace.write(&self.time.to_le_bytes());
