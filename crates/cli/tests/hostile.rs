@@ -26,6 +26,7 @@ use seikan_proto::keys::{Identity, PrivateKey, PublicKey};
 use seikan_proto::noise::{self, Protocol};
 use seikan_proto::rng::Rng;
 use seikan_proto::tai64n::Tai64nClock;
+use seikan_sys::netlink::AddressOptions;
 use seikan_sys::netns::NetNs;
 
 /// Duration of each kind of flood.
@@ -400,5 +401,33 @@ fn a_long_datagram_is_refused_until_an_interface_carries_it() {
         let (before, _) = counts();
         unknown_source.gun.send(&[0xff; 9001]).expect("send");
         eventually("a longer one is not refused", || counts().0 == before + 1);
+    });
+}
+
+#[test]
+fn a_sender_with_an_address_of_a_proxied_peer_is_refused() {
+    in_world(["", ""], |world| {
+        let _right = world.up_with(&world.right, &["--protocol", "native"]);
+        let lo = world.right.netlink.link("lo").expect("link").index;
+        let address = "100::7/128".parse().expect("address");
+        world.right.netlink.set_up(lo).expect("up");
+        let options = AddressOptions {
+            no_dad: true,
+            ..AddressOptions::default()
+        };
+        let added = world.right.netlink.add_address_with(lo, address, options);
+        added.expect("address");
+        let sent = world.right.namespace.run(|| {
+            let socket = UdpSocket::bind("[100::7]:0").expect("bind");
+            for _ in 0..3 {
+                socket
+                    .send_to(&[0xff; 100], ("::1", TUNNEL_PORT))
+                    .expect("sent");
+            }
+        });
+        sent.expect("namespace");
+        let dropped = || drops(&world.status(&world.right), "inbound", "unknown_source");
+        eventually("they are not refused", || dropped() == 3);
+        assert_eq!(unaccounted(&world.status(&world.right)), [0, 0]);
     });
 }

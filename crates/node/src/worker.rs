@@ -227,7 +227,8 @@ impl Node {
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
-        let taken = self.take_stun_answers(metas, arena, &mut others);
+        let mut taken = self.refuse_proxied(metas);
+        taken |= self.take_stun_answers(metas, taken, arena, &mut others);
         let punched_receive = (token >= FIRST_TOKEN)
             .then(|| self.punched_receive(token, metas))
             .flatten();
@@ -259,21 +260,36 @@ impl Node {
         delivers
     }
 
-    /// Passes answers of STUN servers and relays to the mesh's agent. Returns a bit for each receive that
-    /// contained one; other datagrams of these receives are added to `others`, since GRO may have merged a
-    /// relay's answers with its datagrams.
+    /// Drops datagrams of a sender that uses the address of a peer behind a relay or a TURN server: those arrive by
+    /// their transport alone. Returns a bit for each such receive.
+    fn refuse_proxied(&mut self, metas: &[ReceiveMeta]) -> u64 {
+        const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
+        let mut refused = 0;
+        for (index, meta) in metas.iter().enumerate() {
+            if proxied::id(meta.source.ip()).is_some() {
+                refused |= 1 << index;
+                self.tunnel
+                    .drop_datagrams(DropReason::UnknownSource, meta.datagrams());
+            }
+        }
+        refused
+    }
+
+    /// Passes answers of STUN servers and relays to the mesh's agent, except in receives whose bit in `refused` is
+    /// set. Returns a bit for each receive that contained one; other datagrams of these receives are added to
+    /// `others`, since GRO may have merged a relay's answers with its datagrams.
     fn take_stun_answers(
         &self,
         metas: &[ReceiveMeta],
+        refused: u64,
         arena: &[u8],
         others: &mut Vec<Datagram>,
     ) -> u64 {
-        const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
             // Answers of unknown servers go to the tunnel, which counts them as of unknown source.
-            if !mesh.is_queried(&meta.source) {
+            if refused & (1 << index) != 0 || !mesh.is_queried(&meta.source) {
                 continue;
             }
             let is_answer = |range: &Range<usize>| stun::is_answer(&arena[range.clone()]);

@@ -132,7 +132,8 @@ drop_reasons! {
     LanWriteRefused = "lan_write_refused",
     /// Another gateway of this local network is active.
     Standby = "standby",
-    /// At a relay's port of a pair: the sender is neither of its members.
+    /// At a relay's port of a pair: the sender is neither of its members. At a tunnel's port: it has
+    /// an address in 100::/64, which only peers behind a relay or a TURN server have here.
     UnknownSource = "unknown_source",
     /// At a relay's port of a pair: the other member is not bound.
     NotBound = "not_bound",

@@ -2,8 +2,8 @@
 //! tunnel's own sockets.
 //!
 //! Proxied addresses are in 100::/64, the discard prefix (RFC 6666), which no host has. The
-//! interface identifier is random, so that no sender can forge a proxied address as the source of
-//! its datagrams.
+//! interface identifier is random. Datagrams that come from this prefix to the tunnel's own sockets
+//! are dropped.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -573,6 +573,13 @@ impl Tunnel {
             .leave(write.packets, write.bytes, result);
     }
 
+    /// Counts received datagrams that are dropped before they reach [`Self::inbound`].
+    pub fn drop_datagrams(&mut self, reason: DropReason, datagrams: u64) {
+        self.rejected += datagrams;
+        self.unattributed.inbound.packets_in += datagrams;
+        self.unattributed.inbound.drops.add(reason, datagrams);
+    }
+
     fn inbound_of(&mut self, id: PeerId) -> &mut DirectionCounters {
         match self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) {
             Some(peer) => &mut peer.counters.inbound,

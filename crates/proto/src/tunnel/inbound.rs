@@ -94,7 +94,7 @@ impl Tunnel {
         for datagram in datagrams {
             let size = datagram.segment_size.max(1);
             if datagram.range.is_empty() {
-                self.drop_datagram(DropReason::Truncated);
+                self.drop_datagrams(DropReason::Truncated, 1);
             }
             for start in datagram.range.clone().step_by(size) {
                 let range = start..(start + size).min(datagram.range.end);
@@ -105,7 +105,7 @@ impl Tunnel {
                 match self.datagram(now, &arrival, &mut buffers) {
                     Ok(id) if touched.last() != Some(&id) => touched.push(id),
                     Ok(_) => {}
-                    Err(reason) => self.drop_datagram(reason),
+                    Err(reason) => self.drop_datagrams(reason, 1),
                 }
             }
         }
@@ -116,12 +116,6 @@ impl Tunnel {
             self.reschedule(id, now.mono, now.mono);
         }
         self.scratch.touched = touched;
-    }
-
-    fn drop_datagram(&mut self, reason: DropReason) {
-        self.rejected += 1;
-        self.unattributed.inbound.packets_in += 1;
-        self.unattributed.inbound.drops.add(reason, 1);
     }
 
     /// Processes one datagram. Returns an error for datagrams that belong to no peer.
