@@ -69,6 +69,21 @@ struct RelayConnection {
 }
 
 impl RelayConnection {
+    fn new(name: String, host: String, tls: RelayTls) -> RelayConnection {
+        RelayConnection {
+            name,
+            host,
+            tls,
+            handle: RefCell::default(),
+            relay: Cell::new(Ipv4Addr::UNSPECIFIED.into()),
+            wanted: RefCell::default(),
+            proxies: RefCell::default(),
+            ended: RefCell::default(),
+            dropped: Cell::new(false),
+            changed: Notify::new(),
+        }
+    }
+
     /// Returns the relay's server as https://HOST:PORT, or why it has none, as a text for the user.
     fn server(&self) -> Result<Uri, String> {
         let (host, port) = (&self.host, self.tls.port);
@@ -200,18 +215,8 @@ impl<'a> Streams<'a> {
             }
             None => {}
         }
-        let connection = Rc::new(RelayConnection {
-            name: name.clone(),
-            host: relay.address.host().to_owned(),
-            tls,
-            handle: RefCell::default(),
-            relay: Cell::new(Ipv4Addr::UNSPECIFIED.into()),
-            wanted: RefCell::default(),
-            proxies: RefCell::default(),
-            ended: RefCell::default(),
-            dropped: Cell::new(false),
-            changed: Notify::new(),
-        });
+        let host = relay.address.host().to_owned();
+        let connection = Rc::new(RelayConnection::new(name.clone(), host, tls));
         all.insert(name, Rc::clone(&connection));
         self.fresh.borrow_mut().push(Rc::clone(&connection));
         self.added.notify_one();
@@ -376,5 +381,51 @@ async fn connect(found: &[SocketAddr]) -> io::Result<TcpStream> {
         Either::Left((Err(_), second)) => second.await,
         Either::Right((Err(_), first)) => first.await,
         Either::Left((Ok(socket), _)) | Either::Right((Ok(socket), _)) => Ok(socket),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Transports, Waker, now};
+    use seikan_sys::poll::Epoll;
+    use std::num::NonZeroU16;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_main_port_keeps_its_address_while_other_ports_are_requested() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let server = listener.local_addr().expect("an address");
+        let socket = std::net::TcpStream::connect(server).expect("connected");
+        let stream = Stream::new(socket, None, Framing::Relay).expect("a stream");
+        let (waker, _agent) = UnixStream::pair().expect("a pair");
+        let relay = server.ip();
+        let opened = stream::open("north".into(), stream, relay, Waker(Arc::new(waker)));
+        let (mut transports, epoll) = (Transports::default(), Epoll::new(1).expect("epoll"));
+        transports.add(*opened.transport, &epoll);
+        let tls = RelayTls {
+            port: NonZeroU16::MIN,
+            pin: None,
+        };
+        let connection = RelayConnection::new("north".into(), "north".into(), tls);
+        connection.handle.replace(Some(opened.handle));
+        connection.relay.set(relay);
+        let mut addresses = || {
+            transports.woken();
+            transports.poll(now());
+            let state = opened.state.borrow();
+            [MAIN_PORT, 7].map(|port| state.peers.get(&(relay, port).into()).copied())
+        };
+        connection.want(MAIN_PORT);
+        connection.want(7);
+        let [main, pair] = addresses();
+        assert!(main.is_some() && pair.is_some());
+        // The last request for the main port was long ago.
+        connection.wanted.borrow_mut().remove(&MAIN_PORT);
+        connection.apply();
+        assert_eq!(addresses(), [main, pair]);
+        connection.wanted.borrow_mut().clear();
+        connection.apply();
+        assert_eq!(addresses(), [main, None]);
     }
 }
