@@ -224,7 +224,10 @@ impl<'a> TurnAllocations<'a> {
                     fwmark: self.shared.tunnel.fwmark,
                     ..UdpOptions::default()
                 };
-                let socket = UdpSocket::bind(any_port(server), &options)?;
+                let mut socket = UdpSocket::bind(any_port(server), &options)?;
+                // Strangers cost no system call. After a change of this host's address the keepalives get no answer, and
+                // another link follows; the server would not know the allocation by another address.
+                socket.connect(server).map_err(unconnected)?;
                 return Ok(Link::Udp { socket, server });
             }
             By::Tcp => None,

@@ -152,7 +152,7 @@ impl fmt::Display for UdpCapabilities {
     }
 }
 
-/// A bound, unconnected, non-blocking UDP socket.
+/// A bound, non-blocking UDP socket.
 ///
 /// One thread sends, and one thread (the same or another) receives. A second receiver would take
 /// datagrams away from the first.
@@ -161,6 +161,7 @@ pub struct UdpSocket {
     socket: std::net::UdpSocket,
     capabilities: UdpCapabilities,
     gso: GsoState,
+    is_connected: bool,
     /// Datagrams dropped at the full receive buffer: SO_RXQ_OVFL, extended to 64 bits.
     drops: AtomicU64,
 }
@@ -251,8 +252,23 @@ impl UdpSocket {
             socket: fd.into(),
             capabilities,
             gso,
+            is_connected: false,
             drops,
         })
+    }
+
+    /// Receives only from `peer` from now on, besides what has arrived already: the kernel refuses
+    /// and counts other datagrams (`UdpNoPorts`) before they reach the socket.
+    ///
+    /// The socket keeps the local address that the route to `peer` has now. If that changes, open
+    /// another socket.
+    ///
+    /// # Errors
+    /// Those of connect(2), such as ENETUNREACH.
+    pub fn connect(&mut self, peer: SocketAddr) -> io::Result<()> {
+        self.socket.connect(peer)?;
+        self.is_connected = true;
+        Ok(())
     }
 
     /// Returns the local address, with the chosen port.

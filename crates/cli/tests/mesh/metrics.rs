@@ -6,7 +6,7 @@ use crate::mesh::nat::{Mapping::AddressAndPortDependent, Nat};
 use crate::mesh::punching::{at_nats, between, connect_directly};
 use crate::mesh::site::{Host, SOON, Site, at_a_site};
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 /// Two members with metrics, as in [`between`].
@@ -141,16 +141,42 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
         }
         if by == "turn" {
             host.netns.run(send_to_all_sockets).expect("namespace");
-            eventually("the drop is counted", || {
-                status()["drops"]["unknown_source"] == 1
+            let other = if std::ptr::eq(host, &a) { &b } else { &a };
+            let relayed = status()["relayed"].as_str().map(str::to_owned);
+            let relayed: SocketAddr = relayed.expect("one").parse().expect("an address");
+            let drops = |reason| status()["drops"][reason].as_f64().unwrap_or(0.0);
+            eventually("a drop is counted", || {
+                other
+                    .netns
+                    .run(|| send_from_many_ports(relayed))
+                    .expect("namespace");
+                drops("no_channel") > 0.0
             });
-            let dropped = "seikan_forwarded_dropped_datagrams_total";
-            assert_eq!(counted(dropped, ("reason", "unknown_source")), 1.0);
+            let metric = || {
+                let dropped = "seikan_forwarded_dropped_datagrams_total";
+                counted(dropped, ("reason", "no_channel"))
+            };
+            let (least, metric, most) = (drops("no_channel"), metric(), drops("no_channel"));
+            assert!(
+                least <= metric && metric <= most,
+                "{least}, {metric}, {most}"
+            );
+            // The kernel has refused what was not from the server.
+            assert_eq!(drops("unknown_source"), 0.0);
         }
     });
 }
 
-/// Sends a datagram to each UDP socket of this namespace (proc_pid_net(5)), that of an allocation included.
+/// More ports of one host than get an address in the tunnel.
+fn send_from_many_ports(to: SocketAddr) {
+    for _ in 0..40 {
+        let socket = UdpSocket::bind(("0.0.0.0", 0)).expect("bind");
+        socket.send_to(&[1; 100], to).expect("sent");
+    }
+}
+
+/// Sends a datagram to each UDP socket of this namespace (proc_pid_net(5)), that of an allocation included, from
+/// another address than the server's.
 fn send_to_all_sockets() {
     let table = std::fs::read_to_string("/proc/thread-self/net/udp").expect("the sockets");
     let sender = UdpSocket::bind(("127.0.0.1", 0)).expect("bind");

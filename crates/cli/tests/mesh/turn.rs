@@ -1,9 +1,10 @@
 //! Members that only a TURN server connects: Debian's coturn.
 
-use crate::common::eventually;
+use crate::common::{PATIENCE, eventually};
 use crate::mesh::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
 use crate::mesh::nat::Two;
-use crate::mesh::site::{SOON, Site, at_a_site};
+use crate::mesh::site::{Host, SOON, Site, at_a_site};
+use seikan_sys::netlink::Route;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -141,6 +142,32 @@ fn a_turn_server_that_dies_is_replaced_by_the_other() {
             };
             drop(servers[usize::from(!first)].take());
             assert!(two.reaches(SOON), "{}", two.hosts[0].status());
+        });
+    });
+}
+
+#[test]
+fn an_allocation_is_made_anew_after_a_change_of_address() {
+    at_a_site_with_turn("--turn", |site| {
+        let two = Two::new(site, [AddressAndPortDependent; 2]);
+        two.answering(|| {
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
+            for Host { netlink, nic, .. } in &two.hosts {
+                let [old, new] = ["10.0.0.10/24", "10.0.0.77/24"].map(|net| net.parse());
+                netlink
+                    .delete_address(*nic, old.expect("one"))
+                    .expect("an address");
+                netlink
+                    .add_address(*nic, new.expect("one"))
+                    .expect("an address");
+                let gateway = "10.0.0.1".parse().expect("an address");
+                let route = Route::to("0.0.0.0/0".parse().expect("a prefix")).via(gateway);
+                netlink.add_route(&route.device(*nic)).expect("a route");
+            }
+            // The server does not know the former allocation by another address.
+            let status = || two.hosts.iter().map(Host::status).collect::<Vec<_>>();
+            assert!(two.reaches(PATIENCE), "{:?}", status());
+            assert_eq!(two.relayed(), [Some(true); 2]);
         });
     });
 }

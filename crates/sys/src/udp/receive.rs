@@ -229,8 +229,8 @@ impl UdpSocket {
     /// and only [`ReceiveMeta::segment_size`] separates them.
     ///
     /// # Errors
-    /// `WouldBlock` if no datagram waits; otherwise those of recvmmsg(2). ICMP errors are not
-    /// reported, because the socket is not connected and IP_RECVERR is off.
+    /// `WouldBlock` if no datagram waits; otherwise those of recvmmsg(2). ICMP errors are reported
+    /// only on a connected socket, because IP_RECVERR is off.
     #[inline]
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         batch.reset();

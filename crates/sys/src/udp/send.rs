@@ -176,7 +176,12 @@ impl UdpSocket {
             offset: 0,
         };
         let mut at = Position { load: 0, offset: 0 };
+        // A connected socket returns the ICMP error of an earlier datagram once, and sends nothing.
+        let mut may_be_earlier = self.is_connected;
         while let Err(Stop { errno, unit }) = self.run(loads, &mut at, end, true) {
+            if errno != Errno::EAGAIN && std::mem::take(&mut may_be_earlier) {
+                continue;
+            }
             if !unit.segmented || !refuses_gso(errno) {
                 return Err(at.stopped(errno));
             }

@@ -453,6 +453,36 @@ fn an_empty_datagram_is_sent_and_received() {
 }
 
 #[test]
+fn a_connected_socket_receives_only_from_its_peer() {
+    in_namespace(|| {
+        let [peer, stranger, mut receiver] = [(); 3].map(|()| socket(LOOPBACKS[0]));
+        let at = peer.local_addr().expect("an address");
+        receiver.connect(at).expect("connected");
+        for sender in [&stranger, &peer, &stranger] {
+            sender.send(&to(&receiver, None, b"hi")).expect("sent");
+        }
+        let received = receive_buffers(&receiver);
+        let sources: Vec<_> = received.iter().map(|(meta, _)| meta.source).collect();
+        assert_eq!(sources, [at]);
+    });
+}
+
+#[test]
+fn an_icmp_error_costs_a_connected_socket_no_further_datagram() {
+    in_namespace(|| {
+        let [closed, mut sender] = [(); 2].map(|()| socket(LOOPBACKS[0]));
+        let at = closed.local_addr().expect("an address");
+        sender.connect(at).expect("connected");
+        let transmit = to(&closed, None, b"hi");
+        drop(closed);
+        sender.send(&transmit).expect("sent");
+        let opened = UdpSocket::bind(at, &plain()).expect("bind");
+        sender.send(&transmit).expect("sent");
+        assert_eq!(receive_datagrams(&opened), [b"hi"]);
+    });
+}
+
+#[test]
 fn traffic_class_and_addresses_pass_with_every_segment() {
     in_namespace(|| {
         let cases: [(IpAddr, IpAddr); 2] = [
