@@ -561,8 +561,8 @@ impl Peer {
         }
     }
 
-    /// Starts or ends loss repair, as both ends agreed: with parity up to `ceiling` percent. At its
-    /// end, what was held back is first [released](crate::tunnel::Tunnel::release).
+    /// Starts loss repair with parity up to `ceiling` percent, or ends it (`None`), as both ends
+    /// agreed. At the end, held segments stay until the tunnel has released them.
     pub(crate) fn set_repair(&mut self, ceiling: Option<u8>, now: Instant) {
         if ceiling.is_some() {
             self.repair.get_or_insert_default().resume();
