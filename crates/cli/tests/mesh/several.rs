@@ -328,7 +328,7 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     client.use_next();
     let error = ask().to_string();
     assert!(
-        error.contains(&two) && error.contains("than the pinned"),
+        error.contains(&two) && error.contains("not the pinned one"),
         "{error}"
     );
     client.use_next();
