@@ -334,7 +334,7 @@ mod tests {
             ("delay-ms = -1\nnat = []", "delay-ms is -1: use 0 to 500"),
             (
                 "delay-ms = 0\nnat = []\n[[expect]]\npath = \"relay\"\nwhy = \"\"\npairs = [[\"a\", \"b\"]]",
-                "no NAT `a`",
+                "no NAT is called `a`",
             ),
             (
                 "delay-ms = 0\nnat = []\n[[expect]]\npath = \"direct\"\nwithin = 0\nwhy = \"\"\npairs = []",

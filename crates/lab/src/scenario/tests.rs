@@ -158,11 +158,11 @@ fn a_second_fault_is_another_one_in_a_tunnel_that_runs() {
         (0.0..=1.0).contains(&second) && (first - second).abs() > 1e-6
     }));
     for (cause, fault, reason) in [
-        ("path-loss", "kind = \"none\"", "tunnel that runs"),
+        ("path-loss", "kind = \"none\"", "running tunnel"),
         (
             "path-delay",
             "kind = \"wire-delay\"\nseverity = [1, 5]",
-            "tunnel that runs",
+            "running tunnel",
         ),
         (
             "path-loss",
