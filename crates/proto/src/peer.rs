@@ -518,8 +518,7 @@ impl Peer {
     pub(crate) fn refuse(&mut self, reason: String, now: Instant) {
         let logged = self.handshake.logged_refusal.as_ref();
         let may_log = logged.is_none_or(|logged| {
-            let is_known = self.refusal.is_some() && logged.reason == reason;
-            !is_known && logged.at.has_expired(REKEY_TIMEOUT, now)
+            logged.reason != reason && logged.at.has_expired(REKEY_TIMEOUT, now)
         });
         if may_log {
             warn!(target: LOG, peer = %self.public_key, %reason, "handshake refused");
@@ -527,6 +526,14 @@ impl Peer {
             self.handshake.logged_refusal = Some(Box::new(LoggedRefusal { at: now, reason }));
         }
         self.refusal = Some(reason);
+    }
+
+    /// Notes that a handshake was not refused: the next refusal is logged whatever its reason.
+    pub(crate) fn accept(&mut self) {
+        self.refusal = None;
+        if let Some(logged) = &mut self.handshake.logged_refusal {
+            logged.reason.clear();
+        }
     }
 
     pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
@@ -667,5 +674,19 @@ mod tests {
             logged,
             expected.map(|(second, reason)| (at(second), reason.into()))
         );
+    }
+
+    #[test]
+    fn a_reason_that_returns_after_an_accepted_handshake_is_logged_again() {
+        let mut peer = Peer::new(PeerId(0), Protocol::Native, PublicKey::from_bytes([1; 32]));
+        let at = |seconds| Instant::from_nanos(1 << 40) + Duration::from_secs(seconds);
+        peer.refuse("a".into(), at(0));
+        peer.accept();
+        assert_eq!(peer.refusal, None);
+        // The first one is too early, the second is not.
+        peer.refuse("a".into(), at(4));
+        peer.refuse("a".into(), at(6));
+        let logged = peer.handshake.logged_refusal.expect("logged");
+        assert_eq!((logged.at, logged.reason.as_str()), (at(6), "a"));
     }
 }

@@ -350,8 +350,9 @@ fn wireguard_follows_every_datagram_and_checks_nothing() {
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
 }
 
-#[test]
-fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
+/// Two members that reach each other by a relay alone. The first, behind a NAT with the returned outer
+/// address, has something to send.
+fn behind_a_nat() -> (World, SocketAddr) {
     let mut world = members(NATIVE);
     let outer: SocketAddr = "203.0.113.9:7".parse().expect("an address");
     let own: SocketAddr = "10.0.0.5:7".parse().expect("an address");
@@ -360,6 +361,12 @@ fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
     side.tunnel.set_candidates(side.peer, &[outer, own], now);
     world.direct_down = [true; 2];
     world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    (world, outer)
+}
+
+#[test]
+fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
+    let (mut world, outer) = behind_a_nat();
     world.take_sent(1);
     world.run(Duration::from_millis(15));
     let sent = world.take_sent(1).into_iter();
@@ -369,14 +376,7 @@ fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
 
 #[test]
 fn responses_open_nats_once_in_rekey_timeout() {
-    let mut world = members(NATIVE);
-    let outer: SocketAddr = "203.0.113.9:7".parse().expect("an address");
-    let own: SocketAddr = "10.0.0.5:7".parse().expect("an address");
-    let now = world.now(1).mono;
-    let side = &mut world.sides[1];
-    side.tunnel.set_candidates(side.peer, &[outer, own], now);
-    world.direct_down = [true; 2];
-    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    let (mut world, _) = behind_a_nat();
     let mut opened = Vec::new();
     for _ in 0..10 {
         world.run(Duration::from_millis(600));

@@ -411,7 +411,7 @@ impl Tunnel {
                     peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
                     note_ready(&mut self.to_release, peer);
                     peer.capabilities = Some(theirs);
-                    peer.refusal = None;
+                    peer.accept();
                     (cipher, choice.encode())
                 }
                 Err(error) => {
@@ -515,7 +515,7 @@ impl Tunnel {
                     peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
                     note_ready(&mut self.to_release, peer);
                     peer.capabilities = Some(theirs);
-                    peer.refusal = None;
+                    peer.accept();
                     Some(cipher)
                 }
                 Err(error) => {
