@@ -223,7 +223,8 @@ fn start(bench: &Bench<'_>, spread: bool, firewall: bool) -> Result<Running> {
     if firewall {
         long_ruleset(gateway, &nic, RULES)?;
     }
-    let cpus = if spread { all_cpus() } else { vec![0] };
+    let mut cpus = all_cpus();
+    cpus.truncate(if spread { cpus.len() } else { 1 });
     gateway.steer(&nic, &cpus)?;
     Ok(running)
 }

@@ -362,7 +362,7 @@ impl Fault {
                 nic.receive_on(&cpus[cpus.len() - 1..])
             }
             FaultKind::ConntrackMax => nic.track_connections(),
-            FaultKind::ReceiveOnOneCpu => nic.receive_on(&[0]),
+            FaultKind::ReceiveOnOneCpu => nic.receive_on(&all_cpus()[..1]),
             FaultKind::ReceiveOffload => nic.receive_offload(),
             FaultKind::FlowTable => match &site.started.orders {
                 Some(dir) => {
