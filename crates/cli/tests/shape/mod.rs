@@ -87,8 +87,8 @@ fn parent(path: &str) -> &str {
 }
 
 /// Checks that `value`, which `seikan NAME --json` printed, has only fields and types that the
-/// golden file has, and all of those that are not optional. With `UPDATE_GOLDEN=1` the file gets
-/// what is new.
+/// golden file has, and all of those that are not optional. With `UPDATE_GOLDEN=1`, new
+/// fields and types are added to the file.
 pub fn check_shape(name: &str, value: &Value) {
     let path = folder().join(format!(
         "json/{}.txt",

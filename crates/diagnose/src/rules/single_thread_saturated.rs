@@ -1,7 +1,7 @@
 //! One thread does the tunnel's work, uses all the time of a processor, and that is not enough.
 //!
-//! This excludes a thread with the same demand that has to wait (contention, quota), and a program
-//! whose threads are all busy.
+//! This excludes a thread with the same demand that has to wait (contention, quota). It also excludes
+//! a program with all its threads busy.
 
 use super::prelude::*;
 use super::scheduling::runs_when_ready;

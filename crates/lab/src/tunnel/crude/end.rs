@@ -314,8 +314,8 @@ fn flow_of(packet: &[u8], lanes: u8) -> usize {
     ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
 }
 
-/// Opens the socket. Sends block, as in similar programs. A receive that poll(2) announced, but
-/// whose packet had a bad checksum, blocks only for a short time.
+/// Opens the socket. Sends block, as in similar programs. A receive blocks only for a short time
+/// if the packet that poll(2) announced had a bad checksum.
 fn open_socket(options: &CrudeOptions) -> io::Result<UdpSocket> {
     let udp = UdpSocket::bind(options.listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
