@@ -28,5 +28,6 @@ mod shape;
 #[path = "../../proto/tests/shapes/mod.rs"]
 mod shapes;
 mod units;
+mod uplink;
 mod userspace;
 mod wg_quick;

@@ -93,6 +93,7 @@ pub(super) fn check(
         cipher: interface.cipher.get().unwrap_or_default(),
         copy_dscp: interface.copy_dscp.get().unwrap_or(false),
         repair: interface.repair.get().unwrap_or_default(),
+        uplink_rate: interface.uplink_rate.get(),
         peers: draft.peers.iter().filter_map(complete_peer).collect(),
         gateway,
         mesh: complete_mesh(interface),

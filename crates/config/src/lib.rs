@@ -40,7 +40,7 @@ pub use load::{ConfigError, Parsed, interface_name, load, locate, parse};
 pub use overrides::Overrides;
 pub use source::{ReadKey, Source, Syntax};
 pub use types::{
-    CipherPreference, Config, GatewayMode, GatewaySettings, Hooks, InterfaceName,
+    BitRate, CipherPreference, Config, GatewayMode, GatewaySettings, Hooks, InterfaceName,
     InterfaceNameError, MeshSettings, Mode, PeerConfig, Protocol, Repair, Table, Trust,
     UnknownValue,
 };

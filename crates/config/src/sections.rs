@@ -17,8 +17,8 @@ use super::report::Reporter;
 use super::schema::{Entry, Form, Item, KeySpec, Section, SectionKind, Site};
 use super::text::Text;
 use super::types::{
-    CipherPreference, Config, GatewayMode, GatewaySettings, InterfaceName, MeshSettings, Mode,
-    PeerConfig, Protocol, Repair, Table,
+    BitRate, CipherPreference, Config, GatewayMode, GatewaySettings, InterfaceName, MeshSettings,
+    Mode, PeerConfig, Protocol, Repair, Table,
 };
 use super::values::{self, Problem};
 
@@ -231,6 +231,7 @@ sections! {
             => unless(config.cipher, CipherPreference::Auto);
         copy_dscp: bool = boolean, Plain, "CopyDSCP", "copy-dscp" => unless(config.copy_dscp, false);
         repair: Repair = repair, Text, "Repair", "repair" => unless(config.repair, Repair::Auto);
+        uplink_rate: BitRate = rate, Text, "UplinkRate", "uplink-rate" => config.uplink_rate;
         coordinator: CoordinatorUrl = coordinator, Text, "Coordinator", "coordinator"
             => config.mesh.as_ref().map(|mesh| &mesh.coordinator);
         coordinator_pin: Pin = pin, Text, "CoordinatorPin", "coordinator-pin"

@@ -52,6 +52,8 @@ pub struct Config {
     pub copy_dscp: bool,
     /// Loss repair (native protocol only).
     pub repair: Repair,
+    /// Maximum rate of all datagrams that this host sends; `None`: no limit.
+    pub uplink_rate: Option<BitRate>,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,
     /// The gateway for devices without Seikan, if any.
@@ -206,6 +208,53 @@ pub enum CipherPreference {
     /// No encryption, for measurements.
     #[cfg(feature = "null-cipher")]
     Null,
+}
+
+/// A rate: `40M` are 40,000,000 bits per second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BitRate(u64);
+
+impl BitRate {
+    /// The lowest rate, in bits per second.
+    pub const LEAST: u64 = 64_000;
+    /// The highest rate, in bits per second.
+    pub const MOST: u64 = 1_000_000_000_000;
+    /// Accepted values, for messages.
+    pub const CHOICES: &'static str =
+        "bits per second with k, M or G, from `64k` to `1000G`, such as `40M`";
+    /// Units and their bits per second, largest first.
+    const UNITS: [(&'static str, u64); 4] =
+        [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000), ("", 1)];
+
+    /// Bits per second.
+    pub const fn bits_per_second(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = UnknownValue;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = text.find(|c: char| !c.is_ascii_digit());
+        let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
+        let mut units = Self::UNITS.iter();
+        let factor = units.find(|(name, _)| name.eq_ignore_ascii_case(unit));
+        let rate = factor.and_then(|(_, factor)| number.parse::<u64>().ok()?.checked_mul(*factor));
+        let rate = rate.filter(|rate| (Self::LEAST..=Self::MOST).contains(rate));
+        rate.map(BitRate).ok_or_else(|| UnknownValue {
+            given: text.to_owned(),
+            choices: Self::CHOICES,
+        })
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |(_, factor): &&(&str, u64)| self.0.is_multiple_of(*factor);
+        let (unit, factor) = Self::UNITS.iter().find(whole).unwrap_or(&("", 1));
+        write!(f, "{}{unit}", self.0 / factor)
+    }
 }
 
 /// Loss repair; both ends must have it.

@@ -12,7 +12,9 @@ use seikan_wire::ethernet::Mac;
 
 use super::endpoint::{self, CoordinatorUrl, Endpoint, Host};
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Repair, Table};
+use super::types::{
+    BitRate, CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Repair, Table,
+};
 
 /// A fault of a value, and a suggested correction.
 #[derive(Debug)]
@@ -89,6 +91,8 @@ parsers! {
         "not a cipher", format!("write one of {}", CipherPreference::CHOICES);
     /// Loss repair.
     repair: Repair = any, "not a kind of loss repair", format!("write one of {}", Repair::CHOICES);
+    /// A rate.
+    rate: BitRate = any, "not a rate", format!("write {}", BitRate::CHOICES);
     /// A gateway's mode.
     gateway_mode: GatewayMode = any,
         "not a mode", format!("write one of {}", GatewayMode::CHOICES);

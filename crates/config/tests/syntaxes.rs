@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use seikan_config::{
-    CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
-    MeshSettings, Mode, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol,
-    PublicKey, Repair, Source, Syntax, Table, Trust, parse,
+    BitRate, CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host,
+    InterfaceName, MeshSettings, Mode, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey,
+    Protocol, PublicKey, Repair, Source, Syntax, Table, Trust, parse,
 };
 use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::Pin;
@@ -181,6 +181,39 @@ fn a_wg_quick_file_of_a_hub_is_taken_unchanged() {
 }
 
 #[test]
+fn the_rate_of_the_uplink_has_a_unit_and_bounds() {
+    let rate = |text: &str| {
+        let ini = format!("[Interface]\nPrivateKey = {OWN}\nUplinkRate = {text}\n");
+        config(Syntax::Ini, &ini)
+            .uplink_rate
+            .map(BitRate::bits_per_second)
+    };
+    assert_eq!(rate("40M"), Some(40_000_000));
+    assert_eq!(rate("1500k"), Some(1_500_000));
+    assert_eq!(rate("64000"), Some(64_000));
+    assert_eq!(rate("1000g"), Some(1_000_000_000_000));
+    for bad in [
+        "63k",
+        "1001G",
+        "40 M",
+        "1.5G",
+        "40mbit",
+        "-40M",
+        "M",
+        "99999999999G",
+    ] {
+        assert!(bad.parse::<BitRate>().is_err(), "{bad}");
+    }
+    let toml = format!("private-key = \"{OWN}\"\n");
+    assert_eq!(config(Syntax::Toml, &toml).uplink_rate, None);
+    let toml = format!("{toml}uplink-rate = \"1500k\"\n");
+    assert_eq!(
+        config(Syntax::Toml, &toml).uplink_rate.unwrap().to_string(),
+        "1500k"
+    );
+}
+
+#[test]
 fn the_traffic_class_is_copied_only_on_request() {
     let ini = format!("[Interface]\nPrivateKey = {OWN}\n");
     let toml = format!("private-key = \"{OWN}\"\n");
@@ -267,7 +300,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
     let counts: Vec<_> = lists.iter().map(Vec::len).collect();
-    assert_eq!(counts, [28, 7, 5, 7, 2]);
+    assert_eq!(counts, [29, 7, 5, 7, 2]);
     for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
         for key in lists.concat() {
             let line = |line: &str| {
@@ -663,6 +696,7 @@ prop_compose! {
             proptest::option::of(1280u32..65472),
             proptest::option::of(1u32..),
             proptest::option::of(1u16..),
+            proptest::option::of(64_000u64..=1_000_000_000_000),
         ),
         cipher in 0usize..3,
         repair in 0u8..=13,
@@ -682,7 +716,7 @@ prop_compose! {
         let (mut own, native, offload, save_config, copy_dscp) = words;
         own[0] &= 248;
         own[31] = own[31] & 127 | 64;
-        let (listen_port, mtu, fwmark, metrics) = numbers;
+        let (listen_port, mtu, fwmark, metrics, uplink) = numbers;
         for (index, prefix) in allowed.into_iter().enumerate() {
             let count = peers.len().max(1);
             if let Some(peer) = peers.get_mut(index % count) {
@@ -726,6 +760,7 @@ prop_compose! {
                 13 => Repair::Auto,
                 percent => Repair::Percent(percent),
             },
+            uplink_rate: uplink.map(|rate| rate.to_string().parse().unwrap()),
             peers,
             gateway,
             mesh,

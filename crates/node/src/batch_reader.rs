@@ -34,11 +34,15 @@ pub(crate) struct BatchReader {
     /// The queue was found empty and no batch waits here, so there is no backlog however long nothing arrives.
     drained: bool,
     codel: Codel,
+    /// Maximum bytes of a batch; a longer packet is a batch of its own.
+    limit: usize,
 }
 
-impl Default for BatchReader {
-    fn default() -> BatchReader {
+impl BatchReader {
+    /// Creates a reader whose batches have at most `limit` bytes, or a single packet.
+    pub fn new(limit: usize) -> BatchReader {
         BatchReader {
+            limit,
             batches: Vec::new(),
             filled: 0,
             next: 0,
@@ -106,7 +110,7 @@ impl BatchReader {
             }
             let batch = &mut self.batches[self.filled];
             batch.clear();
-            stop = fill(batch, &mut read);
+            stop = fill(batch, self.limit, &mut read);
             // The first may be empty, which means that nothing was read.
             if self.filled == 0 || !batch.is_empty() {
                 self.filled += 1;
@@ -120,9 +124,12 @@ impl BatchReader {
 /// Reads until the batch is full or the queue is empty.
 fn fill(
     batch: &mut PacketBatch,
+    limit: usize,
     read: &mut impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
 ) -> Stop {
-    while let Some(space) = batch.space() {
+    while (batch.is_empty() || batch.used() < limit)
+        && let Some(space) = batch.space()
+    {
         match read(space) {
             Ok(range) => batch.commit_from(range.start, range.end),
             // The device was deleted (Linux drivers/net/tun.c).
@@ -155,7 +162,7 @@ mod tests {
 
     /// A reader that has read a part of a queue at 0 ms and left the rest in it.
     fn behind() -> BatchReader {
-        let mut reader = BatchReader::default();
+        let mut reader = BatchReader::new(usize::MAX);
         reader.next(queue(&mut 1000), at(0));
         reader
     }
@@ -189,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_burst_after_a_time_without_packets_is_left_where_it_is() {
-        let mut reader = BatchReader::default();
+        let mut reader = BatchReader::new(usize::MAX);
         reader.next(queue(&mut 5), at(0));
         let mut left = 300;
         let (batch, _) = reader.next(queue(&mut left), at(200));
@@ -226,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_deleted_device_is_reported_after_its_packets() {
-        let mut reader = BatchReader::default();
+        let mut reader = BatchReader::new(usize::MAX);
         let mut reads = 0;
         let (batch, gone) = reader.next(
             |_| {

@@ -18,6 +18,7 @@ mod nft;
 pub mod node;
 pub mod options;
 pub mod output;
+pub mod pacer;
 pub mod save;
 pub mod setup;
 pub mod sockets;

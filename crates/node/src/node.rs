@@ -3,10 +3,11 @@
 use crate::flood::{ALLOWANCE, FloodDetector, Step};
 use crate::former::FormerSessions;
 use crate::gateway::GatewayNode;
+use crate::pacer::Pacer;
 use crate::sockets::Sockets;
 use crate::system::{SystemRandom, now};
 use crate::userspace::Stack;
-use seikan_config::{CipherPreference, Config, Host, Mode};
+use seikan_config::{BitRate, CipherPreference, Config, Host, Mode};
 use seikan_mesh::state::MeshState;
 use seikan_mesh::stun;
 use seikan_mesh::transport::Transports;
@@ -42,6 +43,8 @@ const OUTBOX_BYTES: usize = 2 << 20;
 /// x 1392 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
 /// limit for headers.
 const GSO_MAX_SIZE: u32 = 44 * 1392 + 320;
+/// Smallest limit of super-packets on a slow uplink: four packets.
+const GSO_LEAST: u32 = 4 * 1500;
 /// Maximum size of super-packets in Ethernet mode. Each record repeats the Ethernet header.
 const GSO_MAX_SIZE_ETHERNET: u32 = GSO_MAX_SIZE - 44 * ethernet::HEADER_LEN as u32;
 /// The kernel's default (`GSO_LEGACY_MAX_SIZE`).
@@ -126,6 +129,8 @@ pub struct Node {
     pub former: FormerSessions,
     /// Restrictions of the process; `None` before they are applied.
     pub confinement: Option<Confinement>,
+    /// The limit of the sending rate.
+    pub pacer: Pacer,
     pub(crate) floods: FloodDetector,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
@@ -155,8 +160,12 @@ impl Node {
     /// Creates sockets and peers, for a device that exists.
     pub fn with_device(config: &Config, tun: Tun) -> Result<Node, NodeError> {
         let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
+        let uplink = config.uplink_rate.map(BitRate::bits_per_second);
         if config.gateway.is_none() && config.mode == Mode::Ip {
-            limit_super_packets(&tun, GSO_MAX_SIZE);
+            // A super-packet is sealed as a whole and delays the packets behind it.
+            let bytes = uplink.map_or(u64::MAX, |rate| rate / 8 / 1000);
+            let most = bytes.clamp(GSO_LEAST.into(), GSO_MAX_SIZE.into());
+            limit_super_packets(&tun, most as u32);
         }
         let options = UdpOptions {
             fwmark: config.fwmark,
@@ -213,6 +222,7 @@ impl Node {
             restorations: Restorations::default(),
             former: FormerSessions::default(),
             confinement: None,
+            pacer: Pacer::new(uplink),
             floods: FloodDetector::default(),
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),

@@ -274,6 +274,7 @@ fn unconfigured(name: InterfaceName) -> Config {
         cipher: CipherPreference::Auto,
         copy_dscp: false,
         repair: Repair::default(),
+        uplink_rate: None,
         peers: Vec::new(),
         gateway: None,
         mesh: None,

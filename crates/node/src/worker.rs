@@ -11,6 +11,7 @@ mod transports;
 use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
 use crate::node::{Node, NodeError};
+use crate::sockets::Sockets;
 use crate::sockets::punch::FIRST_TOKEN;
 use crate::system::now;
 use seikan_mesh::event::WorkerEvent;
@@ -116,13 +117,21 @@ pub fn run(
         .and_then(|()| service.start(&epoll))
         .map_err(failed("cannot watch the descriptors"))?;
     let mut buffers = Buffers {
-        reader: BatchReader::default(),
+        reader: BatchReader::new(node.pacer.read_limit()),
         receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
     };
     let mut served = Vec::new();
     let mut punch_ready = Vec::new();
+    let mut reads = true;
     loop {
-        let timeout = if buffers.reader.waits() || node.lan_waits() {
+        // Packets wait in the device, where TCP on this host waits for them, while datagrams wait for the uplink.
+        let behind = node.pacer.is_behind();
+        if reads == behind {
+            reads = !behind;
+            node.watch_devices(&epoll, reads)
+                .map_err(failed("cannot watch the devices"))?;
+        }
+        let timeout = if reads && (buffers.reader.waits() || node.lan_waits()) {
             Some(Duration::ZERO)
         } else {
             let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
@@ -132,6 +141,7 @@ pub fn run(
                 node.gateway_wakeup(),
                 punch,
                 node.floods.wakeup(),
+                node.pacer.wakeup(),
                 node.transports.wakeup(),
             ];
             let next = wakeups.into_iter().flatten().min();
@@ -165,10 +175,11 @@ pub fn run(
             read |= node.receive_from(*token, &mut buffers);
         }
         read |= node.receive_proxied(&mut buffers);
-        if read_lan || node.lan_waits() {
+        node.send_paced();
+        if reads && (read_lan || node.lan_waits()) {
             node.read_from_lan();
         }
-        if read || buffers.reader.waits() {
+        if reads && (read || buffers.reader.waits()) {
             gone |= node.read_from_tun(&mut buffers.reader);
         }
         if gone {
@@ -419,23 +430,54 @@ impl Node {
         }
     }
 
-    /// Sends everything in the outbox.
+    /// Sends everything in the outbox, or lets it wait for the uplink.
     pub(crate) fn transmit(&mut self) {
+        let is_paced = self.pacer.rate().is_some();
         for run in self.outbox.runs() {
-            let (to, bytes) = (run.destination.address, self.outbox.bytes(run));
-            let result = if proxied::id(to.ip()).is_some() {
-                let size = run.segment_size;
-                let sent = self.transports.send(now().mono, to, bytes, size);
-                sent.map_err(Stopped::from)
-            } else if let Some(socket) = self.sockets.towards(to, run.peer) {
-                send(socket, run, bytes)
-            } else {
-                Err(DropReason::SendRefused.into())
-            };
+            let bytes = self.outbox.bytes(run);
+            if is_paced {
+                if let Err(stopped) = self.pacer.push(run, bytes, now().mono) {
+                    self.tunnel.sent(run, Err(stopped));
+                }
+                continue;
+            }
+            let result = send(&self.sockets, &mut self.transports, run, bytes);
             self.batches.datagrams_per_send.record(run.segments as u64);
             self.tunnel.sent(run, result);
         }
         self.outbox.clear();
+        self.send_paced();
+    }
+
+    /// Sends the datagrams that have waited long enough for the uplink.
+    fn send_paced(&mut self) {
+        if !self.pacer.is_behind() {
+            return;
+        }
+        self.pacer.send(now().mono, |run, bytes| {
+            let result = send(&self.sockets, &mut self.transports, run, bytes);
+            self.batches.datagrams_per_send.record(run.segments as u64);
+            self.tunnel.sent(run, result);
+        });
+    }
+
+    /// Starts or stops waiting for packets of the TUN device and of a gateway's local network.
+    fn watch_devices(&self, epoll: &Epoll, watch: bool) -> io::Result<()> {
+        let tun = &self.tun.queues()[0];
+        if watch {
+            epoll.add(tun, TOKEN_TUN, Interest::Read)?;
+        } else {
+            epoll.delete(tun)?;
+        }
+        // The monitor of the local network adds a socket that it opens again.
+        if let Some(socket) = self.lan_socket() {
+            let _ = if watch {
+                epoll.add(socket, TOKEN_LAN, Interest::Read)
+            } else {
+                epoll.delete(socket)
+            };
+        }
+        Ok(())
     }
 
     /// Writes everything in the inbox to the TUN device, or sends it to the gateway's devices.
@@ -486,9 +528,27 @@ fn datagram(meta: &ReceiveMeta) -> Datagram {
     }
 }
 
+/// Sends a run by the way that its destination needs.
+fn send(
+    sockets: &Sockets,
+    transports: &mut Transports,
+    run: &Run,
+    bytes: &[u8],
+) -> Result<(), Stopped> {
+    let to = run.destination.address;
+    if proxied::id(to.ip()).is_some() {
+        let sent = transports.send(now().mono, to, bytes, run.segment_size);
+        sent.map_err(Stopped::from)
+    } else if let Some(socket) = sockets.towards(to, run.peer) {
+        send_udp(socket, run, bytes)
+    } else {
+        Err(DropReason::SendRefused.into())
+    }
+}
+
 /// Sends a run; waits if the send buffer is full, and leaves out the source address if the kernel no longer has
 /// it. An error tells the number of datagrams that were sent.
-fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), Stopped> {
+fn send_udp(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), Stopped> {
     let mut transmit = Transmit {
         destination: run.destination.address,
         source: run.destination.source,
@@ -672,7 +732,7 @@ mod tests {
                 payload: Payload::default(),
                 range: 0..60_000,
             };
-            send(&socket, &run, &[0; 60_000])
+            send_udp(&socket, &run, &[0; 60_000])
         });
         let stopped = stopped.expect("namespace").expect_err("a full buffer");
         assert_eq!(stopped.reason, DropReason::SendNoBuffers);

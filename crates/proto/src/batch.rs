@@ -39,6 +39,11 @@ impl PacketBatch {
         Some(&mut self.arena[self.used..self.used + MAX_READ])
     }
 
+    /// Bytes in use, with gaps between packets.
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
     /// Keeps `length` bytes that were written to [`Self::space`].
     pub fn commit(&mut self, length: usize) {
         self.commit_from(0, length);

@@ -10,6 +10,7 @@ use std::sync::PoisonError;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
+use seikan_config::BitRate;
 use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Pin, RelaySecret};
 use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
@@ -320,20 +321,8 @@ fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
 fn rate(text: &str) -> Result<u64, String> {
     let invalid =
         || "expected bits per second with k, M or G, at least 1M, for example 100M".to_owned();
-    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
-        Some(end) => text.split_at(end),
-        None => (text, ""),
-    };
-    let unit = match unit {
-        "" => 1,
-        "k" | "K" => 1_000,
-        "m" | "M" => 1_000_000,
-        "g" | "G" => 1_000_000_000,
-        _ => return Err(invalid()),
-    };
-    let number: u64 = number.parse().map_err(|_| invalid())?;
-    let rate = number.checked_mul(unit).filter(|rate| *rate >= MIN_RATE);
-    rate.ok_or_else(invalid)
+    let rate = text.parse().map(BitRate::bits_per_second).ok();
+    rate.filter(|rate| *rate >= MIN_RATE).ok_or_else(invalid)
 }
 
 #[cfg(test)]

@@ -95,6 +95,8 @@ pub(crate) struct LanOptions<'a> {
     pub answer_for: Vec<IpNet>,
     /// Pass super-packets to the kernel.
     pub offload: bool,
+    /// Maximum bytes of packets to read at once.
+    pub read_limit: usize,
 }
 
 /// The interface with its socket and responder.
@@ -132,7 +134,7 @@ impl Lan {
             link,
             responder,
             election,
-            reader: BatchReader::default(),
+            reader: BatchReader::new(options.read_limit),
             counters: LanCounters::default(),
             gso: options.offload,
         };

@@ -15,8 +15,9 @@ pub use lan::{Lan, LanCounters, LanError};
 pub(crate) use lan::{LanOptions, Link};
 pub(crate) use traffic::{Destination, MAX_FRAMES};
 
+use crate::pacer::Pacer;
 use ipnet::IpNet;
-use seikan_config::{Config, GatewayMode, GatewaySettings};
+use seikan_config::{BitRate, Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;
 use seikan_sys::netlink::Netlink;
@@ -62,10 +63,12 @@ impl GatewayNode {
                 if config.mesh.is_some() {
                     answer_for.extend(config.addresses.iter().map(IpNet::trunc));
                 }
+                let uplink = config.uplink_rate.map(BitRate::bits_per_second);
                 let options = LanOptions {
                     settings,
                     answer_for,
                     offload: config.offload,
+                    read_limit: Pacer::new(uplink).read_limit(),
                 };
                 Some(Lan::open(options, identity, link)?)
             }

@@ -338,6 +338,26 @@ pub const FAMILIES: &[Family] = &[
         },
     ),
     family(
+        MetricType::Gauge,
+        "uplink_limit_bits_per_second",
+        "Configured maximum rate of all datagrams that this host sends.",
+        |s, out| {
+            if let Some(rate) = s.node.pacer.rate() {
+                out.gauge(&[], rate as f64);
+            }
+        },
+    ),
+    family(
+        MetricType::Counter,
+        "uplink_waited_datagrams",
+        "Datagrams sent later than they were made, because of the configured maximum rate.",
+        |s, out| {
+            if s.node.pacer.rate().is_some() {
+                out.count(&[], s.node.pacer.waited);
+            }
+        },
+    ),
+    family(
         MetricType::Histogram,
         "batch_size",
         "Packets or datagrams moved by one call.",

@@ -52,6 +52,12 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         out.line("fwmark", format!("{mark:#x}"));
     }
     out.line("device", device(&status.device));
+    if let Some(uplink) = status.uplink {
+        let megabits = uplink.bits_per_second as f64 / 1e6;
+        let waited = number(uplink.waited);
+        let text = format!("at most {megabits} Mbit/s, {waited} datagrams waited");
+        out.line("uplink", text);
+    }
     if let Some(userspace) = &status.userspace {
         super::userspace::section(userspace, out);
     }
