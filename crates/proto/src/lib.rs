@@ -51,4 +51,5 @@ pub mod session;
 pub mod tai64n;
 pub mod time;
 pub mod timers;
+mod token_bucket;
 pub mod tunnel;

@@ -8,6 +8,7 @@ use crate::filter::StatefulFilter;
 use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
 use crate::native::address_validation::AddressValidation;
+use crate::native::check::UnknownAcks;
 use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
@@ -57,6 +58,8 @@ pub struct Peer {
     pub birthday: Birthday,
     /// Pings and their answers.
     pub pings: Pings,
+    /// How many acknowledgements of checks that were never sent may still arrive.
+    pub(crate) unknown_acks: UnknownAcks,
     /// Packet, byte and handshake counters.
     pub counters: PeerCounters,
     /// When the newest session was established, since the Unix epoch.
@@ -545,6 +548,7 @@ impl Peer {
             paths: Paths::default(),
             birthday: Birthday::default(),
             pings: Pings::default(),
+            unknown_acks: UnknownAcks::default(),
             counters: PeerCounters::default(),
             last_handshake: None,
             capabilities: None,

@@ -60,6 +60,44 @@ fn many_probes_in_a_record_have_one_answer() {
     assert_eq!(totals.drops.get(DropReason::BadFrame), 1);
 }
 
+/// A peer that forges its source addresses, and answers the checks that it does not receive there
+/// with guesses.
+#[test]
+fn checks_of_a_forged_address_cannot_be_guessed() {
+    let forged = [5, 6].map(|port| SocketAddr::from(([203, 0, 113, 5], port)));
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    peer.wait(Duration::from_secs(1));
+    let is_validated = |peer: &Peer| {
+        let path = &peer.tunnel.peers().next().expect("one peer").path;
+        path.is_validated()
+    };
+    // Each number is guessed once, so that only the true answers at the end can be right.
+    let mut guess = 0;
+    for _ in 0..1000 {
+        for address in forged {
+            for _ in 0..4 {
+                guess += 1;
+                let answer = frame(6, &fields(&[guess, 32]));
+                let answer = peer.seal(&[&[0; 3], &answer[..]].concat());
+                peer.deliver_from(address, answer);
+            }
+            peer.wait(Duration::from_millis(3));
+        }
+        assert!(!is_validated(&peer), "guessed {guess}");
+    }
+    let new = forged[1];
+    peer.answer_probes(new);
+    assert!(!is_validated(&peer), "guesses are compared without end");
+    // A token comes back every 1.875 s.
+    peer.wait(Duration::from_secs(2));
+    let keepalive = peer.seal(&[0; 3]);
+    peer.deliver_from(new, keepalive);
+    peer.wait(Duration::from_millis(10));
+    peer.answer_probes(new);
+    assert!(is_validated(&peer), "the true answer counts no more");
+}
+
 /// Traffic to an address that only a datagram's source field names, and that does not answer.
 #[test]
 fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {

@@ -4,12 +4,17 @@ use crate::native::frame::PROBE_LEN;
 use crate::native::path_mtu::BASE;
 use crate::native::stamp::RECORD_OVERHEAD;
 use crate::rng::Rng;
+use crate::token_bucket::TokenBucket;
 
 /// Minimum size of a check in UDP payload bytes. The maximum is below the size of any MTU probe.
 const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
 
 /// Maximum size of a short check.
 pub(crate) const LARGEST_SHORT: u16 = LEAST_CHECK + 12;
+
+/// Limit of acknowledgements of checks that were never sent: 32 a minute. It belongs to the peer and
+/// not to an address, because a peer that guesses checks chooses the addresses.
+pub(crate) type UnknownAcks = TokenBucket<32, 1875>;
 
 /// A check: a PROBE with this number and size. Both are random, so that only a receiver knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -810,6 +810,10 @@ fn control_frame(
 /// Handles the acknowledgement of a small probe: a check of an address or a candidate, a ping, or a
 /// port probe.
 fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
+    // A peer that guesses might guess right: its acknowledgements prove nothing for now.
+    if !peer.unknown_acks.is_available(now) {
+        return;
+    }
     if peer.path.outgoing.validation.acknowledged(check) {
         peer.path.validate();
         return;
@@ -830,6 +834,7 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
         .paths
         .acknowledged(check, peer.path.endpoint, began, now);
     let Some((rtt, better)) = answered else {
+        peer.unknown_acks.take(now);
         peer.path.outgoing.validation.on_unknown_ack();
         peer.paths.on_unknown_ack();
         return;
