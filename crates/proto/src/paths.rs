@@ -28,6 +28,7 @@ use crate::native::check::Check;
 use crate::proxied;
 use crate::rng::Rng;
 use crate::time::Instant;
+use crate::token_bucket::TokenBucket;
 
 /// Maximum number of relays for one peer.
 pub const MAX_RELAYS: usize = 8;
@@ -158,6 +159,8 @@ pub struct Paths {
     /// Rounds since the last restart, and the time of the next one.
     rounds: usize,
     next_round: Option<Instant>,
+    /// How many rounds may begin: the peer restarts them by sending from another address.
+    allowed_rounds: TokenBucket<16, 1000>,
     /// The oldest packet without an answer on the path in use.
     unanswered: Option<Unanswered>,
     /// The path in use counts as lost, until something arrives over it or another one is taken.
@@ -656,6 +659,7 @@ impl Paths {
     pub fn next_wakeup(&self, used: Option<SocketAddr>) -> Option<Instant> {
         let used = used?;
         let round = self.next_round.filter(|_| self.is_checking(used));
+        let round = round.map(|at| at.max(self.allowed_rounds.available_at()));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
         round.into_iter().chain(ask).min()
     }
@@ -664,7 +668,10 @@ impl Paths {
     pub fn due(&mut self, used: Option<SocketAddr>, now: Instant, rng: &mut dyn Rng) -> Vec<Due> {
         let mut due = Vec::new();
         let Some(used) = used else { return due };
-        if self.is_checking(used) && self.next_round.is_some_and(|at| at <= now) {
+        if self.is_checking(used)
+            && self.next_round.is_some_and(|at| at <= now)
+            && self.allowed_rounds.take(now)
+        {
             let pause = ROUNDS[self.rounds.min(ROUNDS.len() - 1)];
             self.rounds += 1;
             self.next_round = Some(now + pause);

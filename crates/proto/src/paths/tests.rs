@@ -246,6 +246,34 @@ fn a_direct_datagram_right_after_a_check_repeats_the_check() {
     assert!(!checks(&mut paths, relay(1), at(4_500)).is_empty());
 }
 
+/// A peer that forges two source addresses in turn, over a relay and directly.
+#[test]
+fn new_source_addresses_cause_rounds_of_checks_at_a_bounded_rate() {
+    let others = [direct(8), direct(9)];
+    for (mut paths, used, others, each) in [
+        (paths(), relay(1), others, 3),
+        (both_families(), direct(1), others, 2),
+    ] {
+        let mut used = used;
+        let mut sent = 0;
+        for n in 0..1000 {
+            let now = at(100_000 + 10 * n);
+            let from = others[n as usize % 2];
+            if paths.on_datagram(from, Some(used), false, now) {
+                used = from;
+            }
+            sent += checks(&mut paths, used, now).len();
+        }
+        let rounds = 16 + 10;
+        assert!((rounds..=rounds * each).contains(&sent), "{sent} checks");
+        // The next round is known, and it takes place then.
+        paths.on_datagram(others[0], Some(used), false, at(109_995));
+        let next = paths.next_wakeup(Some(used)).expect("a round");
+        assert!(next > at(109_995) && checks(&mut paths, used, at(109_995)).is_empty());
+        assert!(!checks(&mut paths, used, next).is_empty());
+    }
+}
+
 #[test]
 fn a_path_slower_than_the_check_interval_is_taken() {
     for rtt in [700, 1_300, 4_900] {
@@ -535,9 +563,10 @@ fn outstanding_checks_of_a_candidate_are_bounded() {
     let mut paths = paths();
     for ms in (0..4000).step_by(10) {
         paths.restart_checks();
-        assert_eq!(checks(&mut paths, relay(1), at(ms)).len(), 2);
+        checks(&mut paths, relay(1), at(ms));
         assert!(paths.candidates()[0].checks.len() <= MAX_CHECKS);
     }
+    assert_eq!(paths.candidates()[0].checks.len(), MAX_CHECKS);
 }
 
 #[test]
