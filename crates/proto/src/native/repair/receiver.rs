@@ -803,7 +803,11 @@ impl Receiver {
             self.slots[index].state = SlotState::Absent;
             return;
         };
-        self.new_counters.push(counter);
+        // The symbol of a probe is empty: the probe itself still counts if it arrives, by a slower
+        // path.
+        if !frames.is_empty() {
+            self.new_counters.push(counter);
+        }
         // A record lost in a full queue counts as marked: the queue dropped it instead of marking
         // it.
         let ecn = if congestion { ECN_CE } else { 0 };
@@ -893,6 +897,14 @@ mod tests {
             .collect()
     }
 
+    /// Counters of everything that is ready.
+    fn ready_counters(receiver: &mut Receiver, ms: u64) -> Vec<u64> {
+        let ready = std::iter::from_fn(|| receiver.take_ready(at(ms)));
+        let mut counters: Vec<u64> = ready.map(|ready| ready.record.counter).collect();
+        counters.dedup();
+        counters
+    }
+
     #[test]
     fn a_lost_record_is_restored_and_those_behind_it_follow_in_order() {
         let mut receiver = Receiver::default();
@@ -911,6 +923,38 @@ mod tests {
         assert_eq!(ready(&mut receiver, 2), expected);
         assert_eq!((receiver.restored, receiver.not_restored), (1, 0));
         assert_eq!(receive(&mut receiver, 5, &frames(5), 3), Part::All);
+    }
+
+    #[test]
+    fn a_restored_probe_does_not_count_as_received() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 2, &frames(2), 1);
+        let mut rows = vec![Vec::new()];
+        for (index, counter) in [(0, 0), (2, 2)] {
+            parity::add_symbol(&mut rows, &[0], index, &frames(counter));
+        }
+        // As the sender adds a probe, in place of its frames.
+        parity::add_symbol(&mut rows, &[0], 1, &[]);
+        let head = Head {
+            number: 0,
+            count: 1,
+            records: 3,
+        };
+        receive(
+            &mut receiver,
+            3,
+            &[&head.to_bytes()[..], &rows[0]].concat(),
+            2,
+        );
+        assert_eq!(ready_counters(&mut receiver, 2), [1, 2]);
+        assert_eq!(
+            (receiver.take_restored().count(), receiver.restored),
+            (0, 0)
+        );
+        // The probe, by a slower path.
+        let probe = [crate::native::frame::PROBE, 2, 0, 7, 7];
+        assert_eq!(receive(&mut receiver, 1, &probe, 30), Part::All);
     }
 
     #[test]
