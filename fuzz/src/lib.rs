@@ -346,6 +346,29 @@ impl Peer {
         message
     }
 
+    /// Completes another handshake with this payload. The next record confirms its session.
+    pub fn renew(&mut self, payload: &[u8]) {
+        let mut message = vec![0; 2048];
+        let (mut initiator, length) = initiation(
+            self.protocol,
+            &self.identity,
+            &self.tunnel,
+            &mut self.clock,
+            self.now,
+            payload,
+            &mut self.rng,
+            &mut message,
+        );
+        message.truncate(length);
+        self.jar.stamp(&mut message, self.now.mono);
+        self.deliver_from(SOURCE, message);
+        let response = self.last_answer().expect("a response");
+        let keys = initiator
+            .consume_response(response)
+            .expect("a true response");
+        self.session = Session::new(&keys, self.session.cipher, true, self.now.mono);
+    }
+
     /// Delivers the result of one receive call, and checks all output.
     pub fn deliver(&mut self, bytes: Vec<u8>, segment_size: usize, traffic_class: u8) {
         self.deliver_batch(SOURCE, bytes, segment_size, traffic_class);

@@ -1,6 +1,6 @@
 //! A session: a pair of keys, sealing with a counter, and opening with a replay window.
 
-use crate::capabilities::Cipher;
+use crate::capabilities::{Capabilities, Cipher};
 use crate::constants::{NATIVE_DATA, REJECT_AFTER_MESSAGES, REJECT_AFTER_TIME, WIREGUARD_DATA};
 use crate::noise::{Established, Protocol};
 use crate::replay::ReplayWindow;
@@ -24,6 +24,8 @@ pub struct Session {
     pub initiator: bool,
     /// The AEAD in use.
     pub cipher: Cipher,
+    /// The peer's capabilities, until this host as responder knows that the peer has the session.
+    pub(crate) agreed: Option<Capabilities>,
     seal: LessSafeKey,
     open: LessSafeKey,
     next_counter: u64,
@@ -54,6 +56,7 @@ impl Session {
             number: 0,
             initiator,
             cipher,
+            agreed: None,
             seal: key(&keys.send),
             open: key(&keys.receive),
             next_counter: 0,

@@ -13,8 +13,9 @@ use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
 use seikan_proto::capabilities::{Capabilities, Cipher, FEATURE_OFFLOAD};
 use seikan_proto::mode::Mode;
-use seikan_proto::native::repair::{parity, receiver};
+use seikan_proto::native::repair::{parity, receiver, sender::State};
 use seikan_proto::noise::Protocol;
+use seikan_proto::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -289,23 +290,58 @@ fn with_held_segments() -> Peer {
     peer
 }
 
-#[test]
-fn held_segments_are_passed_on_when_a_new_session_does_not_repair() {
-    let mut peer = with_held_segments();
+/// Capabilities of the peer, with these features.
+fn capabilities(features: u64) -> Vec<u8> {
     let offer = Capabilities {
         version: 1,
         ciphers: vec![Cipher::Aes256Gcm],
         max_lanes: 1,
         inner_mtu: 1420,
-        features: FEATURE_OFFLOAD,
+        features,
         mode: Mode::Ip,
     };
-    let initiation = peer.initiate(&offer.encode());
-    peer.deliver_from(fuzz::SOURCE, initiation);
+    offer.encode()
+}
+
+#[test]
+fn held_segments_are_passed_on_when_a_new_session_does_not_repair() {
+    let mut peer = with_held_segments();
+    peer.renew(&capabilities(FEATURE_OFFLOAD));
+    assert_eq!(peer.take_work().packets, 0, "the session is not confirmed");
+    peer.deliver_record(&[0; 3]);
     assert_eq!(peer.take_work().packets, 2);
     let receiver = &peer.tunnel.peers().next().expect("one peer").repair;
     assert!(receiver.is_none(), "repair goes on");
     peer.assert_ledger_closes();
+}
+
+/// An initiation that was delayed, and whose session the peer no longer uses.
+#[test]
+fn a_session_that_is_not_confirmed_changes_no_capability() {
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    let agreed = |peer: &Peer| {
+        let peer = peer.tunnel.peers().next().expect("one peer");
+        (
+            peer.capabilities.clone(),
+            peer.repair.is_some(),
+            peer.path.repair().state(Instant::BOOT),
+        )
+    };
+    let before = agreed(&peer);
+    assert!(before.1 && before.2 != State::Off);
+    peer.wait(Duration::from_millis(25));
+    let initiation = peer.initiate(&capabilities(0));
+    peer.deliver_from(fuzz::SOURCE, initiation);
+    peer.deliver_record(&[0; 3]);
+    assert_eq!(agreed(&peer), before);
+    peer.wait(Duration::from_millis(25));
+    peer.renew(&capabilities(0));
+    assert_eq!(agreed(&peer), before);
+    peer.deliver_record(&[0; 3]);
+    let (theirs, receives, sends) = agreed(&peer);
+    assert_eq!(theirs.map(|theirs| theirs.features), Some(0));
+    assert_eq!((receives, sends), (false, State::Off));
 }
 
 #[test]

@@ -404,15 +404,12 @@ impl Tunnel {
         // Also of one that is refused below.
         peer.handshake.last_timestamp = Some(received.timestamp);
         peer.handshake.last_received = Some(now.mono);
-        let (cipher, payload) = match self.protocol {
-            Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
+        let (cipher, payload, agreed) = match self.protocol {
+            Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new(), None),
             Protocol::Native => match answer(&ours, &received.payload) {
                 Ok((theirs, choice, cipher)) => {
-                    peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
-                    note_ready(&mut self.to_release, peer);
-                    peer.capabilities = Some(theirs);
                     peer.accept();
-                    (cipher, choice.encode())
+                    (cipher, choice.encode(), Some(theirs))
                 }
                 Err(error) => {
                     peer.refuse(error.to_string(), now.mono);
@@ -440,7 +437,8 @@ impl Tunnel {
             self.indices.remove(index);
             return Ok(id);
         };
-        let session = Session::new(&established, cipher, false, now.mono);
+        let mut session = Session::new(&established, cipher, false, now.mono);
+        session.agreed = agreed;
         for ended in peer
             .sessions
             .establish_responded(session)

@@ -247,6 +247,12 @@ impl Tunnel {
             peer.log_session(endpoint);
         }
         let ended = peer.sessions.confirm_next();
+        let agreed = peer.sessions.current.as_mut().and_then(|s| s.agreed.take());
+        if let Some(theirs) = agreed {
+            peer.set_repair(self.repair.filter(|_| theirs.repair()), now.mono);
+            note_ready(&mut self.to_release, peer);
+            peer.capabilities = Some(theirs);
+        }
         peer.timers.handshake_complete();
         peer.counters.handshakes.completed += 1;
         peer.last_handshake = Some(now.wall);

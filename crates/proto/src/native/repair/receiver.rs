@@ -274,9 +274,11 @@ impl Receiver {
         !self.ready.is_empty()
     }
 
-    /// Continues with repair if it had ended.
+    /// Begins anew if repair had ended.
     pub fn resume(&mut self) {
-        self.ended = false;
+        if std::mem::take(&mut self.ended) {
+            self.session = None;
+        }
     }
 
     /// Whether repair has ended and everything has been taken.
@@ -955,6 +957,26 @@ mod tests {
         // The probe, by a slower path.
         let probe = [crate::native::frame::PROBE, 2, 0, 7, 7];
         assert_eq!(receive(&mut receiver, 1, &probe, 30), Part::All);
+    }
+
+    #[test]
+    fn repair_that_resumes_keeps_the_first_records_as_on_a_new_path() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receiver.end(at(1));
+        receiver.resume();
+        let of = |counter| Record {
+            session: 8,
+            counter,
+            ecn: 0,
+        };
+        receiver.record(of(0), 2, &frames(0), None, at(2));
+        receiver.record(of(1), 2, &frames(1), None, at(2));
+        assert_eq!(receiver.kept().0, 2);
+        // A session that continues repair does not.
+        receiver.resume();
+        receiver.record(of(0), 2, &frames(0), None, at(3));
+        assert_eq!(receiver.kept().0, 2);
     }
 
     #[test]
