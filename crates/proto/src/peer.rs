@@ -310,6 +310,12 @@ impl Path {
             self.source = source;
             return;
         }
+        // The peer returns to where it is known to receive (RFC 9000, section 9.3).
+        let returns = self.previous.is_some_and(|p| p.address == endpoint);
+        if returns && self.go_back() {
+            self.source = source;
+            return;
+        }
         let validated = self.endpoint.filter(|_| self.is_validated());
         let previous = validated.map(|address| PreviousEndpoint {
             address,

@@ -170,6 +170,28 @@ fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     assert!(peer.sent_to(fuzz::SOURCE) > before + 1000);
 }
 
+#[test]
+fn a_peer_that_returns_to_its_validated_endpoint_needs_no_check() {
+    let elsewhere = [5, 6].map(|port| SocketAddr::from(([203, 0, 113, 5], port)));
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    for address in elsewhere {
+        let keepalive = peer.seal(&[0; 3]);
+        peer.deliver_from(address, keepalive);
+    }
+    let validated = |peer: &Peer| {
+        let path = &peer.tunnel.peers().next().expect("one peer").path;
+        path.endpoint.filter(|_| path.is_validated())
+    };
+    assert_eq!(validated(&peer), None);
+    peer.deliver_record(&[0; 3]);
+    assert_eq!(validated(&peer), Some(fuzz::SOURCE));
+    let before = peer.sent_to(fuzz::SOURCE);
+    (0..50).for_each(|_| peer.read_from_device(1000));
+    peer.wait(Duration::from_millis(1));
+    assert!(peer.sent_to(fuzz::SOURCE) > before + 50 * 1000);
+}
+
 /// A peer that moves and does not answer, while many packets for it wait.
 #[test]
 fn an_unvalidated_endpoint_gets_packets_and_no_parity() {
