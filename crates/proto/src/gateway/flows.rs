@@ -5,8 +5,9 @@
 //! segment that is missing at the gateway was lost before it. The time until data is acknowledged
 //! is the round-trip time of the receiver's side.
 //!
-//! Memory is bounded: flows live in two generations. When the younger one is full or old enough, it
-//! becomes the older one, and the older one is dropped, except for flows used since.
+//! Memory is bounded: flows live in two generations. When the younger one is old enough, it becomes
+//! the older one, and the older one is dropped, except for flows used since. When it is full, this
+//! happens to the flows of one device: the one that has the most.
 
 use crate::time::Instant;
 use seikan_wire::tcp;
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Flows in one generation.
+/// Maximum number of flows in one generation, of all devices.
 const GENERATION_FLOWS: usize = 16_384;
 /// Length of a generation. A flow that is silent for one to two generations is dropped.
 const GENERATION: Duration = Duration::from_secs(300);
@@ -241,39 +242,49 @@ fn seq_before(a: u32, b: u32) -> bool {
 /// The flows of all devices.
 #[derive(Debug, Default)]
 pub struct Flows {
-    young: HashMap<FlowKey, Flow>,
-    old: HashMap<FlowKey, Flow>,
+    /// By the position of the device.
+    devices: Vec<Generations>,
+    /// Number of flows in the younger generation.
+    young: usize,
+    /// Number of flows in the older generation.
+    old: usize,
     since: Instant,
     /// Number of flows dropped because the table was full, not because they were silent.
     evicted: u64,
+}
+
+/// The flows of one device.
+#[derive(Debug, Default)]
+struct Generations {
+    young: HashMap<FlowKey, Flow>,
+    old: HashMap<FlowKey, Flow>,
 }
 
 impl Flows {
     /// Returns a known flow.
     pub fn get(&mut self, key: &FlowKey, now: Instant) -> Option<&mut Flow> {
         self.age(now);
-        if !self.young.contains_key(key) {
-            let flow = self.old.remove(key)?;
-            self.evict(now);
-            self.young.insert(*key, flow);
+        let device = self.devices.get_mut(key.device as usize)?;
+        if !device.young.contains_key(key) {
+            let flow = device.old.remove(key)?;
+            self.old -= 1;
+            self.insert(*key, flow);
         }
-        self.young.get_mut(key)
+        self.devices[key.device as usize].young.get_mut(key)
     }
 
     /// Returns the flow, creating it if necessary.
     pub fn get_or_insert(&mut self, key: &FlowKey, now: Instant) -> &mut Flow {
-        self.age(now);
-        if !self.young.contains_key(key) {
-            let flow = self.old.remove(key).unwrap_or_default();
-            self.evict(now);
-            self.young.insert(*key, flow);
+        if self.get(key, now).is_none() {
+            self.insert(*key, Flow::default());
         }
-        self.young.entry(*key).or_default()
+        let device = &mut self.devices[key.device as usize];
+        device.young.entry(*key).or_default()
     }
 
     /// Number of flows.
     pub fn len(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.young + self.old
     }
 
     /// Whether there are no flows.
@@ -286,22 +297,48 @@ impl Flows {
         self.evicted
     }
 
+    /// Adds a flow that is in neither generation.
+    fn insert(&mut self, key: FlowKey, flow: Flow) {
+        let device = key.device as usize;
+        if self.devices.len() <= device {
+            self.devices.resize_with(device + 1, Generations::default);
+        }
+        if self.young >= GENERATION_FLOWS {
+            self.evict();
+        }
+        self.devices[device].young.insert(key, flow);
+        self.young += 1;
+    }
+
     fn age(&mut self, now: Instant) {
         if now.duration_since(self.since) > GENERATION {
-            self.rotate(now);
+            for device in &mut self.devices {
+                device.old = std::mem::take(&mut device.young);
+            }
+            self.old = std::mem::take(&mut self.young);
+            self.since = now;
         }
     }
 
-    fn evict(&mut self, now: Instant) {
-        if self.young.len() >= GENERATION_FLOWS {
-            self.evicted += self.old.len() as u64;
-            self.rotate(now);
+    /// Makes space in the younger generation at the cost of the device that has the most flows
+    /// there, so that no device has the flows of others evicted.
+    fn evict(&mut self) {
+        let by_young = |device: &&mut Generations| device.young.len();
+        if let Some(device) = self.devices.iter_mut().max_by_key(by_young) {
+            let dropped = std::mem::replace(&mut device.old, std::mem::take(&mut device.young));
+            self.evicted += dropped.len() as u64;
+            self.young -= device.old.len();
+            self.old = self.old - dropped.len() + device.old.len();
         }
-    }
-
-    fn rotate(&mut self, now: Instant) {
-        self.old = std::mem::take(&mut self.young);
-        self.since = now;
+        while self.old > GENERATION_FLOWS {
+            let by_old = |device: &&mut Generations| device.old.len();
+            let Some(device) = self.devices.iter_mut().max_by_key(by_old) else {
+                return;
+            };
+            let dropped = std::mem::take(&mut device.old).len();
+            self.evicted += dropped as u64;
+            self.old -= dropped;
+        }
     }
 }
 
@@ -464,5 +501,30 @@ mod tests {
             ..key(0)
         };
         assert!(flows.get(&newest, at(0)).is_some());
+    }
+
+    #[test]
+    fn a_device_with_many_flows_evicts_its_own_only() {
+        let mut flows = Flows::default();
+        let of = |device, port: u32| FlowKey {
+            device,
+            remote_port: (port >> 16) as u16,
+            ..key(port as u16)
+        };
+        // The flows of the others are silent, but not for long.
+        for device in [0, 2] {
+            for port in 0..100 {
+                flows.get_or_insert(&of(device, port), at(0));
+            }
+        }
+        for port in 0..10 * GENERATION_FLOWS as u32 {
+            flows.get_or_insert(&of(1, port), at(u64::from(port / 1000)));
+            assert!(flows.len() <= 2 * GENERATION_FLOWS);
+        }
+        for device in [0, 2] {
+            for port in 0..100 {
+                assert!(flows.get(&of(device, port), at(299_000)).is_some());
+            }
+        }
     }
 }
