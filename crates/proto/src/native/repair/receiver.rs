@@ -236,6 +236,9 @@ impl Receiver {
                 self.flush(now);
                 self.next = record.counter + 1;
                 self.edge = self.next;
+                if !keeps && self.ready.is_empty() {
+                    self.free();
+                }
                 return self.behind_ready(record, frames);
             }
             self.kept_at = now;
@@ -376,11 +379,27 @@ impl Receiver {
             self.advance(now);
             if now.duration_since(self.kept_at) >= KEEP {
                 self.flush(now);
-                self.spare = Vec::new();
-                self.flows.clear();
             }
         }
-        self.ready.pop_front()
+        let ready = self.ready.pop_front();
+        if ready.is_none() && self.slots.is_empty() {
+            self.free();
+        }
+        ready
+    }
+
+    /// Frees the memory of records. Nothing is kept or ready.
+    fn free(&mut self) {
+        // Nothing was allocated since the last call. This runs for every record of a path that needs
+        // no repair.
+        if self.slots.capacity() == 0 {
+            return;
+        }
+        self.slots = VecDeque::new();
+        self.ready = VecDeque::new();
+        self.spare = Vec::new();
+        self.new_counters = Vec::new();
+        self.flows.clear();
     }
 
     /// Returns the buffer of a record from [`Self::take_ready`].
@@ -1156,6 +1175,42 @@ mod tests {
         // All its frames were processed, and none waits.
         receiver.processed(Selection::new(Part::Unordered, 0), earlier);
         assert_eq!(ready(&mut receiver, 61), [(2, Part::Ordered)]);
+    }
+
+    #[test]
+    fn a_receiver_that_keeps_nothing_has_no_memory() {
+        let memory = |receiver: &Receiver| {
+            let slots = receiver.slots.capacity() * size_of::<Slot>();
+            let ready = receiver.ready.capacity() * size_of::<Ready>();
+            let kept = receiver.slots.iter().map(|slot| &slot.frames);
+            let buffers = kept.chain(&receiver.spare).map(Vec::capacity);
+            slots + ready + receiver.spare.capacity() + buffers.sum::<usize>()
+        };
+        let mut receiver = Receiver::default();
+        let mut round = |first: u64, ms: u64| {
+            receive(&mut receiver, first, &[1; 1400], ms);
+            for counter in first + 2..first + 100 {
+                receive(&mut receiver, counter, &[1; 1400], ms);
+            }
+            assert!(memory(&receiver) > 100_000);
+            if ms == 0 {
+                // Nothing arrives for a while.
+                while let Some(ready) = receiver.take_ready(at(2000)) {
+                    receiver.give_back(ready.frames);
+                }
+            } else {
+                // Records that need no repair follow.
+                receive(&mut receiver, FIRST_RECORDS, &[1; 1400], ms + 100);
+                while let Some(ready) = receiver.take_ready(at(ms + 100)) {
+                    receiver.give_back(ready.frames);
+                }
+                assert_eq!(memory(&receiver), 0);
+                receive(&mut receiver, FIRST_RECORDS + 1, &[1; 1400], ms + 100);
+            }
+            assert_eq!(memory(&receiver), 0);
+        };
+        round(0, 0);
+        round(FIRST_RECORDS - 100, 3000);
     }
 
     #[test]
