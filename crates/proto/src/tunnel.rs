@@ -305,6 +305,19 @@ impl Tunnel {
         }
     }
 
+    /// Ends every session as [`Self::end_sessions`] does, and drops the packets that wait: another host
+    /// is active in place of this one.
+    pub fn stand_by(&mut self) {
+        self.end_sessions();
+        for peer in self.peers.iter_mut().flatten() {
+            peer.drop_staged(DropReason::Standby);
+            inbound::drop_held(peer, self.mode, DropReason::Standby);
+            let open = std::mem::take(&mut peer.reassembly).pending() as u64;
+            peer.counters.inbound.pending -= open;
+            peer.counters.inbound.drops.add(DropReason::Standby, open);
+        }
+    }
+
     /// Starts a handshake with every peer that has an endpoint, so that they learn this host's new
     /// identity and address.
     pub fn greet(&mut self, now: Now, outbox: &mut Outbox) {
@@ -393,7 +406,7 @@ impl Tunnel {
             self.wakeups.remove(&(at, id));
         }
         peer.drop_staged(DropReason::PeerRemoved);
-        inbound::drop_held(&mut peer, self.mode);
+        inbound::drop_held(&mut peer, self.mode, DropReason::PeerRemoved);
         let pending = std::mem::take(&mut peer.counters.inbound.pending);
         peer.counters
             .inbound

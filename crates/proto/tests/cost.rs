@@ -376,6 +376,32 @@ fn held_segments_of_a_removed_peer_are_counted() {
     peer.assert_ledger_closes();
 }
 
+#[test]
+fn a_tunnel_that_stands_by_keeps_no_packet() {
+    let mut peer = with_held_segments();
+    let fragment = crate::shapes::fragment(1, 0, 2000, 512);
+    peer.deliver_record(&[&[0; 3], &fragment[..]].concat());
+    // Packets wait for the validation of an address.
+    let keepalive = peer.seal(&[0; 3]);
+    peer.deliver_from(SocketAddr::from(([203, 0, 113, 5], 9)), keepalive);
+    (0..3).for_each(|_| peer.read_from_device(1000));
+    let pending = |peer: &Peer| {
+        let totals = peer.tunnel.totals();
+        (totals.inbound.pending, totals.outbound.pending)
+    };
+    assert_eq!(pending(&peer), (1, 3));
+    peer.tunnel.stand_by();
+    assert_eq!(pending(&peer), (0, 0));
+    let totals = peer.tunnel.totals();
+    let (inbound, outbound) = (totals.inbound.drops, totals.outbound.drops);
+    assert_eq!(inbound.get(DropReason::Standby), 2 + 1);
+    assert_eq!(outbound.get(DropReason::Standby), 3);
+    peer.take_work();
+    peer.wait(Duration::from_secs(200));
+    assert_eq!(peer.take_work().packets, 0);
+    peer.assert_ledger_closes();
+}
+
 fn repair(peer: &Peer) -> &receiver::Receiver {
     let repair = peer
         .tunnel

@@ -193,7 +193,7 @@ impl Node {
             self.transmit();
             self.send_made();
         } else {
-            self.tunnel.end_sessions();
+            self.tunnel.stand_by();
         }
     }
 

@@ -397,8 +397,8 @@ pub(super) fn note_ready(to_release: &mut Vec<PeerId>, peer: &Peer) {
     }
 }
 
-/// Counts what loss repair holds back of a peer that is removed.
-pub(super) fn drop_held(peer: &mut Peer, mode: Mode) {
+/// Drops what loss repair holds back of a peer.
+pub(super) fn drop_held(peer: &mut Peer, mode: Mode, reason: DropReason) {
     let Some(mut repair) = peer.repair.take() else {
         return;
     };
@@ -410,7 +410,7 @@ pub(super) fn drop_held(peer: &mut Peer, mode: Mode) {
         };
         let counters = &mut peer.counters.inbound;
         counters.packets_in += dropped;
-        counters.drops.add(DropReason::PeerRemoved, dropped);
+        counters.drops.add(reason, dropped);
     }
 }
 
