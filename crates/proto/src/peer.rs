@@ -327,6 +327,11 @@ impl Path {
         self.previous = previous;
     }
 
+    /// Whether [`Self::go_back`] has an endpoint to return to.
+    pub(crate) fn may_go_back(&self) -> bool {
+        self.previous.is_some() && !self.is_validated()
+    }
+
     /// Returns to the previous endpoint if this one is not validated. Returns false if there is
     /// none.
     pub(crate) fn go_back(&mut self) -> bool {

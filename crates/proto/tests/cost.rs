@@ -192,6 +192,26 @@ fn a_peer_that_returns_to_its_validated_endpoint_needs_no_check() {
     assert!(peer.sent_to(fuzz::SOURCE) > before + 50 * 1000);
 }
 
+/// The session was confirmed from an address that never answers, and no other one was validated.
+#[test]
+fn other_paths_are_tried_in_place_of_an_unvalidated_first_endpoint() {
+    let nowhere = SocketAddr::from(([203, 0, 113, 5], 9));
+    let candidate = SocketAddr::from(([203, 0, 113, 6], 9));
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    let keepalive = peer.seal(&[0; 3]);
+    peer.deliver_from(nowhere, keepalive);
+    let id = peer.tunnel.peers().next().expect("one peer").id;
+    peer.tunnel.set_candidates(id, &[candidate], peer.now.mono);
+    for _ in 0..50 {
+        peer.read_from_device(1000);
+        peer.wait(Duration::from_millis(100));
+    }
+    let path = &peer.tunnel.peers().next().expect("one peer").path;
+    assert_eq!((path.endpoint, path.is_validated()), (Some(nowhere), false));
+    assert!(peer.sent_to(candidate) > 0, "it is not tried");
+    peer.assert_ledger_closes();
+}
+
 /// A peer that moves and does not answer, while many packets for it wait.
 #[test]
 fn an_unvalidated_endpoint_gets_packets_and_no_parity() {

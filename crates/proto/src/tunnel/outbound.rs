@@ -173,6 +173,14 @@ impl Tunnel {
             false
         } else if waiting || (usable && !peer.path.is_validated()) {
             reads.for_each(|read| stage_read(peer, read));
+            // Nothing more may be sent to an endpoint that never answers. Without a former one, other
+            // paths are tried as if the packets had been sent.
+            if usable && !peer.path.is_validated() && !peer.path.may_go_back() {
+                peer.paths.sent(now.mono);
+                let jitter = &mut self.scratch.jitter;
+                peer.timers
+                    .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
+            }
             if !waiting {
                 self.send_staged(now, id, outbox, inbox);
             }
