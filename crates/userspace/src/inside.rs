@@ -22,6 +22,8 @@ pub(crate) struct Inside {
     pub flow: FlowKey,
     /// Size of both buffers together, in bytes.
     pub buffer_bytes: usize,
+    /// Sequence number of the SYN of this end, once it was sent.
+    pub syn: Option<u32>,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
     /// Maximum segment size in bytes; known once the far end's SYN has arrived.
@@ -89,6 +91,7 @@ impl Inside {
         Inside {
             flow,
             buffer_bytes: 2 * buffer,
+            syn: None,
             sockets,
             handle,
             mss: 536,
@@ -253,6 +256,9 @@ impl Inside {
     fn note_sent(&mut self, net: &mut Net<'_>) {
         for i in 0..net.device.sent.len() {
             let sent = net.device.sent[i];
+            if sent.is_syn {
+                self.syn = Some(sent.seq);
+            }
             if !sent.is_syn {
                 if let Some(sender) = &mut self.sender {
                     sender.on_sent(&sent, net.now);

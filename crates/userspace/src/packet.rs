@@ -53,6 +53,8 @@ pub(crate) enum Kind {
         protocol: u8,
         /// Its flow.
         flow: FlowKey,
+        /// Its sequence number, if it is a TCP segment.
+        seq: u32,
         /// Whether a port is unreachable, not a host or network.
         is_port: bool,
     },
@@ -167,7 +169,8 @@ fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
     if sent.src != ip.dst || kind != unreachable || too_big {
         return None;
     }
-    let &[s0, s1, d0, d1, ..] = quoted.get(transport_at..)? else {
+    // At least eight bytes are quoted (RFC 792).
+    let &[s0, s1, d0, d1, q0, q1, q2, q3, ..] = quoted.get(transport_at..)? else {
         return None;
     };
     Some(Kind::Error {
@@ -176,6 +179,7 @@ fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
             local: SocketAddr::new(sent.src, u16::from_be_bytes([s0, s1])),
             remote: SocketAddr::new(sent.dst, u16::from_be_bytes([d0, d1])),
         },
+        seq: u32::from_be_bytes([q0, q1, q2, q3]),
         is_port: code == if ip.is_v6() { 4 } else { 3 },
     })
 }

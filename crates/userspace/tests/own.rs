@@ -1,14 +1,15 @@
 //! Sockets of this process, with the kernel as the far end.
 
-use crate::world::{OURS_V4, PATIENCE, PEER_V4, Path, World, options};
+use crate::world::{OURS_V4, PATIENCE, PEER_V4, Path, World, names, options};
 use seikan_observe::DropReason;
-use seikan_userspace::{SocketError, read_address, write_address};
+use seikan_userspace::{SocketError, Stack, packet_pair, read_address, write_address};
+use seikan_wire::{VNET_HDR_LEN, checksum};
 use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn wait<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
@@ -29,6 +30,52 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
     world.until("it is tried", |c| c.own.open == 1);
     drop(attempt);
     world.until("it is given up", |c| c.own.open == 0 && c.own.refused == 1);
+}
+
+/// ICMP "host unreachable" about a packet of the stack, as the device carries both.
+fn unreachable(about: &[u8]) -> Vec<u8> {
+    let quoted = &about[VNET_HDR_LEN..][..28];
+    let mut packet = vec![0; VNET_HDR_LEN + 28];
+    let ip = &mut packet[VNET_HDR_LEN..];
+    (ip[0], ip[3], ip[8], ip[9]) = (0x45, 56, 64, 1);
+    // A router on the path answers to the sender.
+    ip[12..16].copy_from_slice(&[10, 9, 0, 2]);
+    ip[16..20].copy_from_slice(&quoted[12..16]);
+    let check = !checksum::fold(checksum::sum(&ip[..20]));
+    ip[10..12].copy_from_slice(&check.to_be_bytes());
+    (ip[20], ip[21]) = (3, 1);
+    packet.extend(quoted);
+    packet
+}
+
+#[test]
+fn only_an_error_about_the_syn_ends_an_attempt() {
+    let (worker, device) = packet_pair().expect("pair");
+    let handle = Stack::start(device, options(), names()).expect("stack");
+    let mut attempt = pin!(handle.sockets().connect("10.9.0.77", 80));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(attempt.as_mut().poll(&mut context).is_pending());
+    let mut buf = vec![0; 1 << 16];
+    let started = Instant::now();
+    let syn = loop {
+        if let Ok(length @ 1..) = nix::unistd::read(&worker, &mut buf) {
+            break &buf[..length];
+        }
+        assert!(started.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut forged = syn.to_vec();
+    forged[VNET_HDR_LEN + 20 + 4] ^= 1;
+    nix::unistd::write(&worker, &unreachable(&forged)).expect("write");
+    // Nothing counts an error that is ignored.
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(attempt.as_mut().poll(&mut context).is_pending());
+    nix::unistd::write(&worker, &unreachable(syn)).expect("write");
+    let failed = wait(attempt);
+    assert!(
+        matches!(failed, Err(SocketError::Unreachable)),
+        "{failed:?}"
+    );
 }
 
 #[test]

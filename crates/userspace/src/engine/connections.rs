@@ -279,11 +279,13 @@ impl Engine {
         }
     }
 
-    /// Handles an ICMP error about a connection. It ends only an attempt to connect (RFC 5927
-    /// section 4).
-    pub(super) fn on_unreachable(&mut self, index: usize, is_port: bool) {
-        let opening = matches!(self.connections[index].stage, Stage::Opening(..));
-        if opening {
+    /// Handles an ICMP error about the segment with this sequence number. It ends only an attempt to
+    /// connect, and only if the segment is its SYN (RFC 5927, sections 4.1 and 5.2).
+    pub(super) fn on_unreachable(&mut self, index: usize, seq: u32, is_port: bool) {
+        let connection = &self.connections[index];
+        let opening = matches!(connection.stage, Stage::Opening(..));
+        let syn = connection.inside.as_ref().and_then(|inside| inside.syn);
+        if opening && syn == Some(seq) {
             let failure = if is_port {
                 Failure::Refused
             } else {

@@ -381,12 +381,13 @@ impl Engine {
             Kind::Error {
                 protocol,
                 flow,
+                seq,
                 is_port,
             } => {
                 if protocol == PROTO_TCP
                     && let Some(&index) = self.flows.get(&flow)
                 {
-                    self.on_unreachable(index, is_port);
+                    self.on_unreachable(index, seq, is_port);
                 }
                 Ok(())
             }
