@@ -6,7 +6,7 @@
 use crate::event::{AgentEvent, Gone, Worker};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use stun_types::attribute::{AttributeStaticType as _, XorMappedAddress};
 use stun_types::message::{
@@ -118,8 +118,8 @@ impl BindingRequest {
         }
     }
 
-    /// Returns the reflexive address in a response; `None` if it is not the response to this request, or has no
-    /// address.
+    /// Returns the reflexive address in a response, in canonical form; `None` if it is not the response to this
+    /// request, or has no address that a host can have.
     pub(super) fn answered(&self, bytes: &[u8]) -> Option<SocketAddr> {
         let message = Message::from_bytes(bytes).ok()?;
         let fits = message.has_class(MessageClass::Success) && message.has_method(BINDING);
@@ -128,9 +128,10 @@ impl BindingRequest {
         }
         let raw = message.raw_attribute(XorMappedAddress::TYPE)?;
         let address = XorMappedAddress::try_from(&raw).ok()?.addr(self.id);
-        let usable =
-            address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast();
-        usable.then_some(address)
+        let (ip, port) = (address.ip().to_canonical(), address.port());
+        let broadcast = ip == IpAddr::from([255; 4]);
+        let usable = port != 0 && !ip.is_unspecified() && !ip.is_multicast() && !broadcast;
+        usable.then_some(SocketAddr::new(ip, port))
     }
 }
 
@@ -149,6 +150,7 @@ pub fn is_answer(datagram: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stun_types::message::{MessageType, MessageWriteExt as _};
 
     fn answer(id: TransactionId, attribute: &[u8]) -> Vec<u8> {
         let id = u128::from(id).to_be_bytes();
@@ -175,6 +177,36 @@ mod tests {
         assert_eq!(request.answered(&answer(request.id, &[])), None);
         let nowhere = [0, 0x20, 0, 8, 0, 1, 0x21, 0x12, 0xe1, 0x12, 0xa6, 0x43];
         assert_eq!(request.answered(&answer(request.id, &nowhere)), None);
+    }
+
+    #[test]
+    fn an_address_that_no_host_has_is_no_answer() {
+        let request = BindingRequest::new();
+        let said = |address: &str| {
+            let address: SocketAddr = address.parse().expect(address);
+            let mut message = Message::builder(
+                MessageType::from_class_method(MessageClass::Success, BINDING),
+                request.id,
+                MessageWriteVec::new(),
+            );
+            let attribute = XorMappedAddress::new(address, request.id);
+            message.add_attribute(&attribute).expect("added");
+            request.answered(&message.finish())
+        };
+        for nowhere in [
+            "0.0.0.0:7",
+            "[::]:7",
+            "[::ffff:0.0.0.0]:7",
+            "224.0.0.1:7",
+            "[ff02::1]:7",
+            "255.255.255.255:7",
+            "[::ffff:255.255.255.255]:7",
+            "192.0.2.1:0",
+        ] {
+            assert_eq!(said(nowhere), None, "{nowhere}");
+        }
+        let canonical = said("[::ffff:192.0.2.1]:7").expect("an address");
+        assert_eq!(canonical.to_string(), "192.0.2.1:7");
     }
 
     #[test]

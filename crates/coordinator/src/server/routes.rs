@@ -362,8 +362,11 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
         .map_err(|error| Refused::malformed(format!("cannot parse the request: {error}")))
 }
 
-/// Normalizes endpoints: IPv4-mapped addresses become IPv4, and zones are dropped, because they are
-/// meaningless on other hosts.
+/// Returns the endpoints at which a host can be. IPv4-mapped addresses become IPv4, and zones are
+/// dropped, because they are meaningless on other hosts.
+///
+/// Others are left out instead of refused: a member repeats what STUN and TURN servers say, and one
+/// false answer must not keep it from reporting the rest.
 fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>, Refused> {
     if endpoints.len() > most {
         let message = format!(
@@ -371,16 +374,13 @@ fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>,
         );
         return Err(Refused::malformed(message));
     }
-    let plain = endpoints.into_iter().map(|endpoint| {
-        let (ip, port) = (endpoint.ip().to_canonical(), endpoint.port());
-        let broadcast = ip == IpAddr::from([255u8; 4]);
-        if port == 0 || ip.is_unspecified() || ip.is_multicast() || broadcast {
-            let message = format!("{endpoint} is not a reachable address");
-            return Err(Refused::malformed(message));
-        }
-        Ok(SocketAddr::new(ip, port))
+    let plain = endpoints.into_iter();
+    let plain = plain.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port()));
+    let usable = plain.filter(|at| {
+        let broadcast = at.ip() == IpAddr::from([255u8; 4]);
+        at.port() != 0 && !at.ip().is_unspecified() && !at.ip().is_multicast() && !broadcast
     });
-    plain.collect()
+    Ok(usable.collect())
 }
 
 fn encoded<T: Serialize>(answer: &T) -> Result<Response, Refused> {

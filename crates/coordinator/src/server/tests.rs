@@ -317,19 +317,11 @@ async fn refusals_have_their_http_status() {
 }
 
 #[tokio::test]
-async fn unreachable_endpoints_are_refused() {
+async fn malformed_endpoints_are_refused() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
-    let b = mesh.join("b", 2).await;
-    let one_too_many = vec!["192.0.2.1:7"; MAX_ENDPOINTS + 1];
     for bad in [
-        json!(one_too_many),
-        json!(["0.0.0.0:7"]),
-        json!(["[::]:7"]),
-        json!(["224.0.0.1:7"]),
-        json!(["[ff02::1]:7"]),
-        json!(["255.255.255.255:7"]),
-        json!(["192.0.2.1:0"]),
+        json!(vec!["192.0.2.1:7"; MAX_ENDPOINTS + 1]),
         json!(["192.0.2.1"]),
         json!(["host.example:7"]),
     ] {
@@ -342,6 +334,43 @@ async fn unreachable_endpoints_are_refused() {
         let answer = mesh.post("/v1/endpoints", &a, relayed).await;
         assert_eq!(answer.refusal(), refused, "{bad}");
     }
+}
+
+#[tokio::test]
+async fn one_unusable_endpoint_does_not_keep_the_others_from_being_reported() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
+    for (n, bad) in [
+        "0.0.0.0:7",
+        "[::]:7",
+        "[::ffff:0.0.0.0]:7",
+        "224.0.0.1:7",
+        "[ff02::1]:7",
+        "255.255.255.255:7",
+        "[::ffff:255.255.255.255]:7",
+        "192.0.2.1:0",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let [endpoint, relayed] = [1, 2].map(|host| format!("192.0.2.{host}:{}", 7 + n));
+        let list = json!({"endpoints": [bad, endpoint], "relayed": [bad, relayed]});
+        let answer = mesh.post("/v1/endpoints", &a, list).await;
+        assert_eq!(answer.status, StatusCode::NO_CONTENT, "{bad}");
+        let changes: Changes = mesh.changes(&b, 0, 0).await.read();
+        let member = &changes.members[0];
+        let reported = [&member.endpoints, &member.relayed];
+        let expected = [endpoint, relayed].map(|at| vec![at.parse().expect("an address")]);
+        assert_eq!(reported.map(Vec::clone), expected, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn endpoints_are_canonical() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    let b = mesh.join("b", 2).await;
     let good = json!({"endpoints": ["[2001:db8::1]:7", "[::ffff:192.0.2.1]:7"], "relayed": ["192.0.2.9:9"]});
     let answer = mesh.post("/v1/endpoints", &a, good).await;
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Reflexive addresses of this host, and its port mapping.
 
 use super::Agent;
-use crate::endpoints::any_port;
+use crate::endpoints::{any_port, is_routable};
 use crate::event::{AgentEvent, Gone, View};
 use crate::mapping::{self, Lease, Router};
 use crate::nat;
@@ -354,10 +354,12 @@ impl Round {
 }
 
 /// Returns the first reflexive address of each family, IPv6 before IPv4; further ones, of a symmetric NAT, help
-/// nobody. A public address precedes one seen from inside this host's networks.
+/// nobody. A public address precedes one seen from inside this host's networks. An address at which no other host
+/// reaches this one, such as a loopback address, takes nobody's place.
 fn first_seen(round: &Round) -> Vec<SocketAddr> {
     let first = |v6: bool| {
-        let mut seen = round.of(v6).filter_map(|one| one.view.seen);
+        let seen = round.of(v6).filter_map(|one| one.view.seen);
+        let mut seen = seen.filter(|seen| is_routable(seen.ip()));
         let first = seen.clone().find(nat::is_public);
         first.or_else(|| seen.next())
     };
@@ -450,6 +452,16 @@ mod tests {
             seen(&now),
             [THERE, "[2001:db8::9]:4000"].map(|seen| Some(at(seen)))
         );
+    }
+
+    #[test]
+    fn a_false_address_of_one_server_hides_that_of_no_other() {
+        for said in ["127.0.0.1:7", "169.254.1.1:7", "255.255.255.255:7"] {
+            let round = whole(&V4[..2], &nobody(), &[Some(said), Some("10.0.0.5:7")]);
+            assert_eq!(first_seen(&round), [at("10.0.0.5:7")], "{said}");
+            let round = whole(&V4[..1], &nobody(), &[Some(said)]);
+            assert_eq!(first_seen(&round), [], "{said}");
+        }
     }
 
     #[test]

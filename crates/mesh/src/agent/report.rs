@@ -2,7 +2,7 @@
 
 use super::Agent;
 use crate::client::{Client, ClientError};
-use crate::endpoints;
+use crate::endpoints::{self, is_routable};
 use crate::event::{AgentEvent, Gone};
 use crate::shared::{Pause, Shared};
 use futures_util::StreamExt as _;
@@ -158,21 +158,31 @@ async fn call_all(mut to_call: mpsc::Receiver<PublicKey>, call: impl AsyncFn(Pub
 
 /// Returns the endpoints to report: reflexive addresses, a mapped port, and local addresses.
 fn endpoints_of(local: &[SocketAddr], shared: &Shared) -> Endpoints {
-    let mut endpoints = shared.reflexive.borrow().clone();
+    let reflexive = shared.reflexive.borrow();
     let mapped = shared.mapped.borrow();
     let mapped = mapped.iter().flatten().map(|mapping| &mapping.address);
-    for address in mapped.chain(local) {
-        if !endpoints.contains(address) {
-            endpoints.push(*address);
-        }
-    }
+    let mut endpoints = usable(reflexive.iter().chain(mapped).chain(local));
     endpoints.truncate(MAX_ENDPOINTS);
     // IPv6 first, otherwise the order of preference as before.
     endpoints.sort_by_key(SocketAddr::is_ipv4);
     Endpoints {
         endpoints,
-        relayed: shared.relayed.borrow().clone(),
+        relayed: usable(&*shared.relayed.borrow()),
     }
+}
+
+/// Returns the addresses that other hosts could send to, each once and in canonical form. Servers supply some of
+/// them, so they may be anything.
+fn usable<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> Vec<SocketAddr> {
+    let mut usable = Vec::new();
+    for address in addresses {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let is_usable = address.port() != 0 && is_routable(address.ip());
+        if is_usable && !usable.contains(&address) {
+            usable.push(address);
+        }
+    }
+    usable
 }
 
 /// Reports this host's key; returns whether the coordinator has decided about it, also if it rejects the key.
@@ -237,6 +247,29 @@ mod tests {
         });
         let expected: Vec<PublicKey> = (0..CALLS_AT_A_TIME).map(key).collect();
         assert_eq!(called.into_inner(), expected);
+    }
+
+    #[test]
+    fn only_addresses_that_others_can_send_to_are_reported() {
+        let at = |text: &str| text.parse::<SocketAddr>().expect(text);
+        let all = [
+            "0.0.0.0:7",
+            "[::ffff:0.0.0.0]:7",
+            "192.0.2.1:0",
+            "255.255.255.255:7",
+            "[::ffff:255.255.255.255]:7",
+            "224.0.0.1:7",
+            "127.0.0.1:7",
+            "[::ffff:127.0.0.1]:7",
+            "169.254.1.1:7",
+            "[fe80::1%2]:7",
+            "[2001:db8::1]:7",
+            "[::ffff:192.0.2.1]:7",
+            "192.0.2.1:7",
+            "10.0.0.5:7",
+        ];
+        let expected = ["[2001:db8::1]:7", "192.0.2.1:7", "10.0.0.5:7"];
+        assert_eq!(usable(&all.map(at)), expected.map(at));
     }
 
     /// Whether a host has moved, for each observation of a second and a host number.
