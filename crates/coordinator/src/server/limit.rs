@@ -17,7 +17,7 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLim
 use tokio::sync::Semaphore;
 
 use crate::lock;
-use crate::store::MemberId;
+use crate::store::{MemberId, TokenId};
 
 /// Failures of one source per minute, and as a burst.
 const FAILURES: u32 = 10;
@@ -41,6 +41,10 @@ const CALL_BURST: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 /// by 50 ms or more. The burst allows the parts of a long list.
 const POLLS: NonZeroU32 = NonZeroU32::new(32).expect("not zero");
 const POLL_BURST: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
+/// Hosts that may join with one token per second. Members that have left are kept forever, and each
+/// join and each leave is an entry of the log. The burst allows a large mesh to join at once.
+const JOINS: NonZeroU32 = NonZeroU32::new(1).expect("not zero");
+const JOIN_BURST: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
 /// New connections of one source per second; each costs a TLS handshake. The burst allows a mesh
 /// behind one address to connect at once.
 const CONNECTIONS: NonZeroU32 = NonZeroU32::new(50).expect("not zero");
@@ -194,6 +198,8 @@ pub(super) struct Limits {
     /// Rate limiters of members, by [`RequestKind`].
     members: [DefaultKeyedRateLimiter<MemberId>; 3],
     connections: DefaultKeyedRateLimiter<Source>,
+    /// Successful joins by token.
+    joins: DefaultKeyedRateLimiter<TokenId>,
 }
 
 impl Limits {
@@ -211,7 +217,13 @@ impl Limits {
             connections: RateLimiter::keyed(
                 Quota::per_second(CONNECTIONS).allow_burst(CONNECTION_BURST),
             ),
+            joins: RateLimiter::keyed(Quota::per_second(JOINS).allow_burst(JOIN_BURST)),
         }
+    }
+
+    /// Counts a host that is about to join with a valid token; returns whether it may.
+    pub fn may_join(&self, token: TokenId) -> bool {
+        self.joins.check_key(&token).is_ok()
     }
 
     /// Counts a request of a member; returns whether it is allowed.
@@ -251,6 +263,8 @@ impl Limits {
         }
         self.connections.retain_recent();
         self.connections.shrink_to_fit();
+        self.joins.retain_recent();
+        self.joins.shrink_to_fit();
     }
 }
 
@@ -328,6 +342,19 @@ mod tests {
         // The burst, and a few for the time that this takes.
         assert!((4096..4200).contains(&connected), "{connected}");
         assert!(limits.may_connect(ip("192.0.2.2")));
+    }
+
+    #[test]
+    fn each_token_has_its_own_limit_of_joins() {
+        let limits = Limits::new();
+        let joined = (0..10_000).filter(|_| limits.may_join(TokenId(1)));
+        // The burst, and a few for the time that this takes.
+        assert!((4096..4120).contains(&joined.count()));
+        // A sweep keeps a token that does not have its full burst.
+        limits.sweep();
+        let again = (0..100).filter(|_| limits.may_join(TokenId(1)));
+        assert!(again.count() < 20);
+        assert!(limits.may_join(TokenId(2)));
     }
 
     #[test]

@@ -81,7 +81,11 @@ async fn join(
         store.is_refused_here(&local_request, now())
     });
     let is_refused_here = is_refused_here.await?;
-    let enter = move |store: &Store| store.join(&request_body, &Actor::Host(from), now());
+    let limits = Arc::clone(&app.limits);
+    let enter = move |store: &Store| {
+        let may_join = |token| limits.may_join(token);
+        store.join_if(&request_body, &Actor::Host(from), now(), may_join)
+    };
     let joined = if is_refused_here {
         let attempt = app
             .limits

@@ -138,7 +138,11 @@ impl Mesh {
     }
 
     fn with_store(folder: TempDir, store: Store) -> Mesh {
-        let app = Arc::new(App::new(store));
+        Mesh::with_app(folder, App::new(store))
+    }
+
+    fn with_app(folder: TempDir, app: App) -> Mesh {
+        let app = Arc::new(app);
         Mesh {
             folder,
             router: router(Arc::clone(&app)),
@@ -418,6 +422,32 @@ async fn failed_joins_are_limited_and_successful_ones_are_not() {
     assert!(refused.clone().count() <= 6, "the log is limited");
     assert!(refused.clone().count() > 0);
     assert!(refused.clone().all(|e| e.subject == "x"));
+}
+
+#[tokio::test]
+async fn a_token_admits_hosts_at_a_limited_rate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = store(&folder);
+    let made = store.create_token(&token(2).digest(), &NewToken::default(), &operator(), 0);
+    let id = made.expect("a token");
+    let app = App::new(store);
+    while app.limits.may_join(id) {}
+    let mesh = Mesh::with_app(folder, app);
+    let refused = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+    for n in 1..=20 {
+        let answer = mesh.try_join(host(1), join_body(2, &format!("m{n}"), n).to_string());
+        let answer = answer.await;
+        if answer.status != StatusCode::OK {
+            assert_eq!(answer.refusal(), refused);
+            // Another token has a limit of its own.
+            mesh.join("a", 100).await;
+            // A host whose answer was lost repeats its request, which is not counted.
+            mesh.join("a", 100).await;
+            return;
+        }
+        // One more may join for each second that this takes.
+    }
+    panic!("all have joined");
 }
 
 #[tokio::test]

@@ -63,15 +63,6 @@ pub struct AuditEntry {
     pub actor: String,
 }
 
-/// Counts the entries of a change and a subject since a time, among the newest ten thousand.
-pub(super) fn count_since(mesh: &Mesh, change: &str, subject: &str, since: u64) -> usize {
-    let newest = mesh.audit.by_terms(..).rev().take(10_000);
-    let matching = newest.filter(|Logged { entry, .. }| {
-        entry.change == change && entry.subject == subject && entry.time > since
-    });
-    matching.count()
-}
-
 impl Store {
     /// Returns the newest entries, refused joins included, the newest first, at most `limit`.
     ///

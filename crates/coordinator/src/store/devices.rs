@@ -24,7 +24,7 @@ use seikan_proto::mesh::{
 use serde::{Deserialize, Serialize};
 
 use super::members::{keep_former, member};
-use super::rows::{Freed, MemberRow, Mesh, Term};
+use super::rows::{Freed, MemberRow, Mesh, Term, is_within_hourly};
 use super::{Actor, MemberId, Store, StoreError, audit, numbers};
 
 /// Maximum number of changed reports of one member within an hour.
@@ -127,17 +127,16 @@ impl Store {
         }
         let by = by.clone();
         self.change(move |mesh| {
-            let gateway = member(mesh, id)?.clone();
+            let mut gateway = member(mesh, id)?.clone();
             if reported_by(&gateway) == wanted {
                 return Ok(false);
             }
-            let name = gateway.own.name.as_str();
-            let recent = audit::count_since(mesh, REPORTED, name, now.saturating_sub(3600));
-            if recent >= MAX_REPORTS_PER_HOUR {
+            if !is_within_hourly(&mut gateway.recent.reports, now, MAX_REPORTS_PER_HOUR) {
                 return Err(StoreError::TooManyDeviceChanges {
                     most: MAX_REPORTS_PER_HOUR,
                 });
             }
+            let name = gateway.own.name.as_str();
             check_total(mesh, gateway.devices.len(), wanted.len())?;
             let gone = gateway.devices.iter();
             let gone = gone.filter(|device| !wanted.contains_key(&device.name));

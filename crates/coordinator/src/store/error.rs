@@ -38,6 +38,11 @@ pub enum StoreError {
     /// No member has the credential or the id.
     #[error("this host is not a member of the mesh: join again with a token")]
     NotAMember,
+    /// Too many hosts have joined with one token.
+    #[error(
+        "too many hosts have joined with this token lately: try again later, or ask the operator for another token"
+    )]
+    TooManyJoins,
     /// Too many new keys within an hour.
     #[error("a member may change its key at most {most} times an hour: try again later")]
     TooManyKeys {
@@ -224,7 +229,9 @@ impl StoreError {
             Self::KeyTaken { .. } => Reason::KeyTaken,
             Self::Full { .. } | Self::DevicesFull { .. } => Reason::Full,
             Self::NotAMember => Reason::NotAMember,
-            Self::TooManyKeys { .. } | Self::TooManyDeviceChanges { .. } => Reason::TooMany,
+            Self::TooManyJoins | Self::TooManyKeys { .. } | Self::TooManyDeviceChanges { .. } => {
+                Reason::TooMany
+            }
             Self::OutOfBounds(_) | Self::Policy(_) => Reason::Malformed,
             _ => {
                 return Refusal {

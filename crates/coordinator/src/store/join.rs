@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use seikan_proto::mesh::{Endpoints, JoinRequest, Networks, Party};
 
 use super::members::MemberId;
-use super::rows::{Bytes, Head, MemberRow, Mesh, Term, TokenRow};
-use super::{Actor, Store, StoreError, audit, numbers, tokens};
+use super::rows::{Bytes, Head, MemberRow, Mesh, Recent, Term, TokenRow};
+use super::{Actor, Store, StoreError, TokenId, audit, numbers, tokens};
 
 /// Result of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,29 @@ impl Store {
         from: &Actor,
         now: u64,
     ) -> Result<Joining, StoreError> {
-        self.read_latest(|mesh| admit(mesh, request, now).map(drop))?;
+        self.join_if(request, from, now, |_| true)
+    }
+
+    /// Does the same, if `may_join` allows another host to join with the token. It is asked once,
+    /// before the change, and not for a host that is a member already.
+    ///
+    /// # Errors
+    /// Those of [`Store::join`]; [`StoreError::TooManyJoins`].
+    pub fn join_if(
+        &self,
+        request: &JoinRequest,
+        from: &Actor,
+        now: u64,
+        may_join: impl FnOnce(TokenId) -> bool,
+    ) -> Result<Joining, StoreError> {
+        let token = self.read_latest(|mesh| {
+            let admission = admit(mesh, request, now)?;
+            let is_new = admission.existing.is_none();
+            Ok(is_new.then_some(admission.token.info.id))
+        })?;
+        if token.is_some_and(|token| !may_join(token)) {
+            return Err(StoreError::TooManyJoins);
+        }
         let (request, from) = (request.clone(), from.clone());
         self.change(move |mesh| {
             let admission = admit(mesh, &request, now)?;
@@ -149,6 +171,7 @@ fn insert_member(
         devices: Vec::new(),
         revision,
         joined,
+        recent: Recent::default(),
     })?;
     token.info.used = token.info.used.saturating_add(1);
     mesh.put(token)?;

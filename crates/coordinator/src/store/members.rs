@@ -9,7 +9,7 @@ use seikan_proto::mesh::{
 
 use super::devices::{self, DeviceInfo};
 use super::policy::Visibility;
-use super::rows::{Bytes, Former, Freed, MemberRow, Mesh, Seen, Term};
+use super::rows::{Bytes, Former, Freed, MemberRow, Mesh, Seen, Term, is_within_hourly};
 use super::{Actor, Store, StoreError, audit};
 
 /// Minimum interval at which a member's activity is recorded, in seconds.
@@ -133,7 +133,7 @@ impl Store {
         }
         let (key, by) = (*key, by.clone());
         self.change(move |mesh| {
-            let former = member(mesh, id)?.clone();
+            let mut former = member(mesh, id)?.clone();
             // A concurrent request has set it.
             if former.public_key == public_key {
                 return Ok(false);
@@ -142,8 +142,7 @@ impl Store {
                 return Err(StoreError::KeyTaken { key });
             }
             let name = former.own.name.to_string();
-            let hour_ago = now.saturating_sub(3600);
-            if audit::count_since(mesh, KEY_CHANGED, &name, hour_ago) >= MAX_KEYS_PER_HOUR {
+            if !is_within_hourly(&mut former.recent.keys, now, MAX_KEYS_PER_HOUR) {
                 return Err(StoreError::TooManyKeys {
                     most: MAX_KEYS_PER_HOUR,
                 });

@@ -267,6 +267,35 @@ pub(super) struct MemberRow {
     pub revision: u64,
     /// Time of joining, in seconds since 1970.
     pub joined: u64,
+    #[serde(default, skip_serializing_if = "Recent::is_empty")]
+    pub recent: Recent,
+}
+
+/// Times of a member's changes that are limited per hour, in seconds since 1970. They are part of
+/// its row, so that no other member's changes displace them.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Recent {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<u64>,
+    /// Changed reports of devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reports: Vec<u64>,
+}
+
+impl Recent {
+    fn is_empty(&self) -> bool {
+        *self == Recent::default()
+    }
+}
+
+/// Adds a change to those of the last hour; returns whether there were fewer than `most`.
+pub(super) fn is_within_hourly(times: &mut Vec<u64>, now: u64, most: usize) -> bool {
+    times.retain(|at| *at > now.saturating_sub(3600));
+    let is_allowed = times.len() < most;
+    if is_allowed {
+        times.push(now);
+    }
+    is_allowed
 }
 
 /// A member as it was before a change of its key, tags or devices, or before its removal. A member

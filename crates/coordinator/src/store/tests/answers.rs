@@ -172,6 +172,7 @@ fn add_member_range(store: &Store, first: u32, end: u32) {
                 devices: Vec::new(),
                 revision: number.into(),
                 joined: 0,
+                recent: Default::default(),
             })?;
         }
         set_revision(mesh, 99 + u64::from(end))
@@ -479,6 +480,38 @@ fn keys_are_unique_and_changes_are_limited() {
         .expect("removed");
     let gone = set(b, 300, NOW).expect_err("no member");
     assert_eq!(gone.refusal().reason, Reason::NotAMember);
+}
+
+#[test]
+fn other_log_entries_do_not_displace_counted_changes() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let set = |n| mesh.store.set_key(a, &key(n), &host(), NOW);
+    let report = |n: u32| {
+        let devices = vec![name(&format!("d{n}"))];
+        let devices = Devices {
+            devices,
+            ..Devices::default()
+        };
+        mesh.store.report_devices(a, &devices, &host(), NOW)
+    };
+    for n in 0..10 {
+        assert!(set(100 + n).expect("set"));
+    }
+    for n in 0..30 {
+        assert!(report(n).expect("reported"));
+    }
+    let log = |mesh: &mut rows::Mesh| {
+        for _ in 0..10_000 {
+            audit::record(mesh, NOW, "joined", "x", &host())?;
+        }
+        Ok(())
+    };
+    mesh.store.change(log).expect("logged");
+    for refused in [set(200), report(200)] {
+        let refused = refused.expect_err("too many").refusal();
+        assert_eq!(refused.reason, Reason::TooMany);
+    }
 }
 
 on_etcd! {
