@@ -26,7 +26,7 @@ const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of rows that one change may touch. etcd takes 128 operations in a transaction:
 /// two are the head and an extra operation, and each removed member (four rows) also deletes its
 /// `seen` key.
-const MAX_ROWS: usize = 100;
+pub(super) const MAX_ROWS: usize = 100;
 /// Maximum number of changes in one proposal.
 const MAX_JOBS: usize = 32;
 

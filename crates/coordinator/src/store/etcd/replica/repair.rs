@@ -18,8 +18,11 @@ use crate::lock;
 use crate::store::rows::{Freed, Head, Mesh, Term};
 use crate::store::{Actor, StoreError, audit};
 
-/// Maximum number of numbers that one change frees again. The rest of its rows must fit, too.
-const BATCH: usize = 90;
+/// Maximum number of numbers that one change frees again. Each may touch two rows, the former
+/// [`Freed`] and the new one, and the change also touches the [`Head`] and the log: 92 of the
+/// [`super::change::MAX_ROWS`].
+const BATCH: usize = 45;
+const _: () = assert!(2 * BATCH + 2 <= super::change::MAX_ROWS);
 
 /// State that was lost in a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
