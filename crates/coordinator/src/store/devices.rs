@@ -29,6 +29,10 @@ use super::{Actor, MemberId, Store, StoreError, audit, numbers};
 
 /// Maximum number of changed reports of one member within an hour.
 const MAX_REPORTS_PER_HOUR: usize = 30;
+/// Maximum number of devices that one change may remove and add together. Each touches a row, and
+/// four more are touched; etcd takes 100 in one change.
+const MAX_AT_ONCE: usize = 90;
+const _: () = assert!(MAX_DEVICES <= MAX_AT_ONCE);
 /// Log entry of a changed report.
 const REPORTED: &str = "devices reported";
 
@@ -121,23 +125,47 @@ impl Store {
         if wanted.len() < reported.devices.len() {
             return Err(StoreError::OutOfBounds("two devices have the same name"));
         }
+        let known = self.read(|mesh| Ok(reported_by(member(mesh, id)?)))?;
         // Gateways repeat their report, which has not changed in most cases.
-        if self.read(|mesh| Ok(reported_by(member(mesh, id)?) == wanted))? {
+        if known == wanted {
             return Ok(false);
         }
+        let kept = wanted.iter().filter(|(name, _)| known.contains_key(name));
+        let kept: BTreeMap<Name, Families> = kept.map(|(name, of)| (name.clone(), *of)).collect();
+        if known.len() + wanted.len() - 2 * kept.len() > MAX_AT_ONCE {
+            // Removals first: added devices may get the addresses of removed ones.
+            self.set_devices(id, (kept, wanted.len()), by, now)?;
+        }
+        let count = wanted.len();
+        self.set_devices(id, (wanted, count), by, now)
+    }
+
+    /// Sets the devices behind a member as the report says, or a part of them if it lists `count`
+    /// others. A part is checked, but neither counted nor logged.
+    fn set_devices(
+        &self,
+        id: MemberId,
+        (wanted, count): (BTreeMap<Name, Families>, usize),
+        by: &Actor,
+        now: u64,
+    ) -> Result<bool, StoreError> {
         let by = by.clone();
         self.change(move |mesh| {
             let mut gateway = member(mesh, id)?.clone();
             if reported_by(&gateway) == wanted {
                 return Ok(false);
             }
-            if !is_within_hourly(&mut gateway.recent.reports, now, MAX_REPORTS_PER_HOUR) {
+            let is_part = wanted.len() < count;
+            let mut reports = gateway.recent.reports.clone();
+            if !is_within_hourly(&mut reports, now, MAX_REPORTS_PER_HOUR) {
                 return Err(StoreError::TooManyDeviceChanges {
                     most: MAX_REPORTS_PER_HOUR,
                 });
             }
-            let name = gateway.own.name.as_str();
-            check_total(mesh, gateway.devices.len(), wanted.len())?;
+            if !is_part {
+                gateway.recent.reports = reports;
+            }
+            check_total(mesh, gateway.devices.len(), count)?;
             let gone = gateway.devices.iter();
             let gone = gone.filter(|device| !wanted.contains_key(&device.name));
             free(mesh, &gateway, gone)?;
@@ -154,7 +182,9 @@ impl Store {
                 });
             }
             write(mesh, &gateway, devices)?;
-            audit::record(mesh, now, REPORTED, name, &by)?;
+            if !is_part {
+                audit::record(mesh, now, REPORTED, gateway.own.name.as_str(), &by)?;
+            }
             Ok(true)
         })
     }

@@ -436,6 +436,30 @@ fn a_trusted_device_moves_between_gateways_of_one_token_alone() {
 }
 
 #[test]
+fn all_devices_are_replaced_by_former_ones() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let trusting = NewToken {
+        devices: true,
+        ..NewToken::default()
+    };
+    mesh.admit(2, trusting);
+    let gateway = join(&mesh.store, 2, "site-a", 1).expect("joined").id;
+    let all = |letter: &str| {
+        let words = (0..MAX_DEVICES).map(|n| format!("{letter}{n} "));
+        report(&mesh, gateway, &words.collect::<String>());
+        whole(&mesh, gateway).own_devices
+    };
+    let first = all("a");
+    assert_eq!(first.len(), MAX_DEVICES);
+    all("b");
+    // Each takes its former number back, and each of the others gives one up.
+    assert_eq!(all("a"), first);
+    let audit = mesh.store.audit(100).expect("an audit");
+    let reports = audit.iter().filter(|e| e.change == "devices reported");
+    assert_eq!(reports.count(), 3);
+}
+
+#[test]
 fn a_device_has_addresses_of_its_own_families() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [gateway, laptop] = [mesh.join("site-a", 1), mesh.join("laptop", 2)];
@@ -529,5 +553,6 @@ on_etcd! {
     a_hostile_gateway_gets_no_more_than_its_own
     a_device_moves_to_another_gateway_with_its_addresses_and_tags
     a_trusted_device_moves_between_gateways_of_one_token_alone
+    all_devices_are_replaced_by_former_ones
     a_device_has_addresses_of_its_own_families
 }
