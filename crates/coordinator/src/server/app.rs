@@ -24,7 +24,7 @@ use crate::lock;
 use crate::store::{MemberId, Store, StoreError};
 
 /// Maximum number of concurrent jobs of each [`Pool`].
-const MAX_JOBS: [usize; 3] = [4, 64, 16];
+const MAX_JOBS: [usize; 4] = [4, 64, 16, 64];
 /// Interval of polling for changes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of sweeping expired limits and idle subscribers.
@@ -52,6 +52,9 @@ pub(super) enum Pool {
     /// Jobs for credentials and tokens that the local copy does not know. They query etcd, which
     /// takes seconds if it does not answer.
     Unauthenticated,
+    /// Members that name a revision which the local copy does not have. They query etcd, too, and
+    /// share their queries.
+    CatchUp,
 }
 
 /// State that all connections share.
@@ -62,7 +65,7 @@ pub(super) struct App {
     /// Epoch of a store that has none of its own.
     own_epoch: u64,
     /// Permits for jobs, by [`Pool`].
-    pools: [Arc<Semaphore>; 3],
+    pools: [Arc<Semaphore>; 4],
     /// Notified by the store when something has changed.
     store_changed: Arc<Notify>,
     progress: watch::Sender<Progress>,

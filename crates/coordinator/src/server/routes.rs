@@ -212,6 +212,10 @@ async fn changes(
         app.wait_for_change(own, (since, current), &subscriber, time)
             .await;
     }
+    if since > current {
+        let catch_up = app.read(Pool::CatchUp, move |store| store.catch_up_to(since));
+        catch_up.await?;
+    }
     let reservation = app.answers.reserve(id, from.ip().to_canonical()).await;
     let mut reservation = reservation.ok_or_else(Refused::too_often)?;
     let known = Cursor {

@@ -80,6 +80,9 @@ impl Store {
     /// may now see other members than before: it must then forget everything that it knew before. A
     /// whole answer with `more` is the first part of a list; the following parts are not `whole`.
     ///
+    /// [`Store::catch_up_to`] comes first: another coordinator may have reported changes that this
+    /// copy does not have yet.
+    ///
     /// The first part also contains the policy, if it has changed since the cursor's sight or the
     /// answer is whole, and the member's own name, tags and devices.
     ///
@@ -93,10 +96,6 @@ impl Store {
         most: usize,
     ) -> Result<Answer, StoreError> {
         let known = known.into();
-        // Another coordinator may have reported changes that this copy does not have yet.
-        if known.revision > self.revision()? {
-            self.catch_up()?;
-        }
         self.read(|mesh| {
             let current = mesh.head().revision;
             let networks = mesh.networks()?.ok_or(StoreError::NoNetworks)?;
@@ -128,7 +127,19 @@ impl Store {
         })
     }
 
-    /// [`Store::answer`] without the number of rows.
+    /// Waits until the copy has all changes that others have made so far, unless it has this
+    /// revision. It may take seconds if etcd does not answer.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]; [`StoreError::Sqlite`].
+    pub fn catch_up_to(&self, revision: u64) -> Result<(), StoreError> {
+        if revision > self.revision()? {
+            self.catch_up()?;
+        }
+        Ok(())
+    }
+
+    /// [`Store::answer`] without the number of rows, after [`Store::catch_up_to`].
     ///
     /// # Errors
     /// As [`Store::answer`].
@@ -138,6 +149,8 @@ impl Store {
         known: impl Into<Cursor>,
         asker: MemberId,
     ) -> Result<Changes, StoreError> {
+        let known = known.into();
+        self.catch_up_to(known.revision)?;
         Ok(self
             .answer(known, asker, seikan_proto::mesh::MAX_ANSWER)?
             .changes)

@@ -180,3 +180,28 @@ async fn a_call_reaches_the_coordinator_that_the_member_polls_now() {
     assert_eq!(changes.calls, vec![key(1)]);
     dead.abort();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_that_name_future_revisions_delay_no_other() {
+    let Some(cluster) = cluster() else { return };
+    let (proxies, far) = Proxy::to_all(&settings(&cluster));
+    let store = open(&far);
+    let mesh = Arc::new(serve(block_in_place(|| prepare(store))));
+    let (a, b) = (mesh.join("a", 1).await, mesh.join("b", 2).await);
+    block_in_place(|| set(&proxies, Fate::Mute));
+    // As many as a member may have, and more than there are jobs that read.
+    let hostile = (0..8).map(|_| {
+        let (mesh, a) = (Arc::clone(&mesh), a.clone());
+        tokio::spawn(async move { mesh.changes(&a, u64::MAX, 0).await.refusal().1 })
+    });
+    let hostile: Vec<_> = hostile.collect();
+    sleep(MOMENT).await;
+    let started_at = Instant::now();
+    let changes = mesh.changes(&b, 0, 0).await;
+    assert_eq!(changes.status, StatusCode::OK);
+    let elapsed = started_at.elapsed();
+    assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
+    for refused in hostile {
+        assert_eq!(refused.await.expect("no panic"), Reason::Unavailable);
+    }
+}
