@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
+use std::ops::{Bound, RangeInclusive};
 use std::sync::{Arc, Mutex};
 
 use seikan_proto::mesh::policy::Sight;
@@ -210,8 +210,10 @@ impl<'a> Visibility<'a> {
         let row = self.mesh.policy();
         let (policy, since) = (row.policy()?, row.revision);
         self.history.note(&policy, since, current);
-        let mut former = self.mesh.former.ordered_after(revision);
-        if former.any(|former| former.member == self.of.0) {
+        // Only its own rows: those of others may be many, and a member may name any revision.
+        let first = Bound::Excluded(Term::Earlier(self.of.0, revision));
+        let last = Bound::Included(Term::Earlier(self.of.0, u64::MAX));
+        if self.mesh.former.by_terms((first, last)).next().is_some() {
             return Ok(Difference::Members);
         }
         if since <= revision {

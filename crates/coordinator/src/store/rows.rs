@@ -45,6 +45,8 @@ pub(super) enum Term {
     Digest(Bytes),
     /// Position in an order: a revision, or the number of a log entry.
     Order(u64),
+    /// Id of a member that still has its key, and the revision of an earlier state of it.
+    Earlier(i64, u64),
 }
 
 /// The rows of one type.
@@ -173,7 +175,7 @@ tables! {
         Term::Digest(member.credential),
         Term::Order(member.revision),
     ];
-    former: Former, u64, |former| former.revision, |former| vec![Term::Order(former.revision)];
+    former: Former, u64, |former| former.revision, Former::terms;
     freed: Freed, u64, |freed| freed.since, |freed| vec![Term::Number(freed.number)];
     audit: Logged<KEPT>, u64, Logged::slot, |entry| vec![Term::Order(entry.id)];
     refused: Logged<KEPT_REFUSED>, u64, Logged::slot, |entry| vec![Term::Order(entry.id)];
@@ -313,6 +315,16 @@ pub(super) struct Former {
     /// Its approved devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<StoredDevice>,
+}
+
+impl Former {
+    fn terms(&self) -> Vec<Term> {
+        let mut terms = vec![Term::Order(self.revision)];
+        if self.member != 0 {
+            terms.push(Term::Earlier(self.member, self.revision));
+        }
+        terms
+    }
 }
 
 /// A free number that a member or device has had.

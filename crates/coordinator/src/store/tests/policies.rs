@@ -2,10 +2,11 @@
 
 use seikan_proto::mesh::policy::MAX_RULES;
 use seikan_proto::mesh::{
-    Changes, Device, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_MEMBERS, Party, Policy,
+    Changes, Cursor, Device, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_MEMBERS, Party, Policy,
 };
 
 use super::super::changes::{Change, ChangeKind, assemble};
+use super::super::rows::Former;
 use super::answers::add_members;
 use super::*;
 
@@ -262,6 +263,63 @@ fn unknown_former_visibility_sends_all_members() {
     assert!(!whole(&mesh.store, 5));
     // A new store knows no earlier policy.
     assert!(whole(&mesh.reopen(), 4));
+}
+
+fn revision_of(mesh: &Mesh) -> u64 {
+    mesh.store.revision().expect("queried")
+}
+
+/// Returns the shortest time of a poll with this revision of the visibility, of twenty.
+fn shortest_poll(mesh: &Mesh, of: MemberId, sight: u64) -> Duration {
+    let known = Cursor {
+        revision: revision_of(mesh),
+        epoch: 0,
+        sight,
+    };
+    let times = (0..20).map(|_| {
+        let started_at = Instant::now();
+        let changes = mesh.store.changes(known, of).expect("changes");
+        assert!(!changes.whole);
+        started_at.elapsed()
+    });
+    times.min().unwrap_or_default()
+}
+
+#[test]
+fn former_members_cost_a_poll_nothing_whatever_visibility_it_names() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let filled = mesh.store.change(|mesh| {
+        for n in 0..50_000 {
+            let revision = mesh.next_revision()?;
+            mesh.put(Former {
+                revision,
+                member: 0,
+                public_key: (&key(n)).into(),
+                own: None,
+                devices: Vec::new(),
+            })?;
+        }
+        Ok(())
+    });
+    filled.expect("filled");
+    let (latest, earliest) = (
+        shortest_poll(&mesh, a, revision_of(&mesh)),
+        shortest_poll(&mesh, a, 1),
+    );
+    // Reading all of them takes milliseconds.
+    assert!(earliest < 10 * latest, "{earliest:?} {latest:?}");
+    // The member's own earlier states are found among them.
+    let tagged = mesh
+        .store
+        .set_tags(&name("a"), &tags("web"), &operator(), NOW);
+    assert!(tagged.expect("set"));
+    let known = Cursor {
+        revision: revision_of(&mesh),
+        epoch: 0,
+        sight: 1,
+    };
+    assert!(mesh.store.changes(known, a).expect("changes").whole);
 }
 
 #[test]
