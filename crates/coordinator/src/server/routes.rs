@@ -267,9 +267,10 @@ async fn call(
 ) -> Result<StatusCode, Refused> {
     let (id, _, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Call { public_key } = body(request).await?;
+    // Before the work: the members that it may call are found by the whole policy.
+    allow(&app, id, RequestKind::Call)?;
     let pair = app.read(Pool::Reads, move |store| store.pair(id, &public_key));
     let (caller, callee) = pair.await?;
-    allow(&app, id, RequestKind::Call)?;
     // A member that was just removed needs no call.
     if let Some(callee) = callee {
         app.call(callee, caller);

@@ -28,6 +28,7 @@ use tower::ServiceExt as _;
 use super::app::{App, run_background};
 use super::routes::router;
 use crate::store::tests::answers::add_members;
+use crate::store::tests::policies::damage;
 use crate::store::{Actor, MemberRef, NewToken, RelayInfo, Store};
 
 /// Random number generator that returns one byte.
@@ -817,6 +818,27 @@ async fn examined_members_count_against_the_rate_of_a_member() {
     assert!((100..120).contains(&answered), "{answered}");
     let b = mesh.join("b", 2).await;
     assert_eq!(mesh.changes(&b, 0, 0).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn calls_above_the_limit_cost_no_work() {
+    let mesh = Mesh::new().await;
+    let a = mesh.join("a", 1).await;
+    mesh.join("b", 2).await;
+    damage(&mesh.other());
+    let call = json!({"public_key": key(2).to_string()});
+    // The work is an error. On a slow machine more than the burst of calls become due meanwhile.
+    let mut worked = 0;
+    let refused = loop {
+        let answer = mesh.post("/v1/call", &a, call.clone()).await;
+        if answer.refusal().1 != Reason::Unavailable || worked == 10_000 {
+            break answer;
+        }
+        worked += 1;
+    };
+    assert!(worked >= 256, "{worked}");
+    let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+    assert_eq!(refused.refusal(), too_many);
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ pub(crate) mod answers;
 mod devices;
 mod joining;
 mod live;
-mod policies;
+pub(crate) mod policies;
 pub(crate) mod proxy;
 mod relays;
 mod restore;

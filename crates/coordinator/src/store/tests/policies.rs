@@ -6,7 +6,7 @@ use seikan_proto::mesh::{
 };
 
 use super::super::changes::{Change, ChangeKind, assemble};
-use super::super::rows::Former;
+use super::super::rows::{Former, PolicyRow};
 use super::answers::add_members;
 use super::*;
 
@@ -18,6 +18,12 @@ fn tags(words: &str) -> Vec<Name> {
 
 fn set(store: &Store, text: &str) -> bool {
     store.set_policy(text, &operator(), NOW).expect("set")
+}
+
+/// Makes every use of the policy an error.
+pub fn damage(store: &Store) {
+    let damaged = store.change(|mesh| mesh.put(PolicyRow::new("no policy".to_owned(), 1)));
+    damaged.expect("set");
 }
 
 #[test]
