@@ -4,8 +4,9 @@
 //! its source, and the total, from before it is made until the connection has taken all of it. When
 //! one of these limits is reached, a member still has a share of its own ([`SHARE`]): its answers
 //! then come in short parts, but other members at the same address that read nothing cannot block
-//! them. The connection's own buffers stay small. Each member also has a long-term rate of bytes.
-//! Rows that were examined and not sent count, too.
+//! them. All shares together have a limit, too, for which answers wait in turn. The connection's own
+//! buffers stay small. Each member also has a long-term rate of bytes. Rows that were examined and
+//! not sent count, too.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 use seikan_proto::mesh::MAX_ANSWER;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::limit::BySource;
@@ -35,6 +36,8 @@ const TOTAL_UNITS: usize = 32 * MAX_UNITS as usize;
 /// Maximum bytes of unread answers of one member that are allowed even if the other limits are
 /// reached. The longest policy fits, and some hundred members beside it.
 const SHARE: usize = 512 << 10;
+/// Maximum units of such answers of all members: a thousand that are not read at all.
+const SHARED_UNITS: usize = 512 << 10;
 /// Maximum time for which an answer waits until the member has read its earlier answers.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Bytes that the connection takes at a time.
@@ -51,6 +54,8 @@ const BURST: Duration = Duration::from_secs(64);
 #[derive(Debug)]
 pub(super) struct Answers {
     all: Arc<Semaphore>,
+    /// Answers within [`SHARE`] of all members.
+    shared: Arc<Semaphore>,
     by_source: BySource,
     by_member: Mutex<HashMap<MemberId, MemberUsage>>,
     /// [`MAX_WAIT`], or a shorter time in tests.
@@ -80,6 +85,7 @@ impl Answers {
     pub fn new() -> Answers {
         Answers {
             all: Arc::new(Semaphore::new(TOTAL_UNITS)),
+            shared: Arc::new(Semaphore::new(SHARED_UNITS)),
             by_source: BySource::new(SOURCE_UNITS),
             by_member: Mutex::default(),
             max_wait: MAX_WAIT,
@@ -87,7 +93,8 @@ impl Answers {
     }
 
     /// Reserves the longest answer, or a short one if the limits do not allow it. Returns `None` if
-    /// the member has exceeded its rate, or has not read its other answers for [`MAX_WAIT`].
+    /// the member has exceeded its rate, or if for [`MAX_WAIT`] it has not read its other answers, or
+    /// a thousand members have not read theirs.
     pub async fn reserve(&self, member: MemberId, from: IpAddr) -> Option<Reservation> {
         let now = Instant::now();
         let (own, share) = {
@@ -111,10 +118,14 @@ impl Answers {
             });
         }
         let units = (SHARE / UNIT) as u32;
-        let permit = timeout(self.max_wait, share.acquire_many_owned(units)).await;
+        let permits = timeout(self.max_wait, async {
+            let own = share.acquire_many_owned(units).await?;
+            let shared = Arc::clone(&self.shared).acquire_many_owned(units).await?;
+            Ok::<_, AcquireError>(vec![own, shared])
+        });
         Some(Reservation {
             bytes: SHARE,
-            permits: vec![permit.ok()?.ok()?],
+            permits: permits.await.ok()?.ok()?,
         })
     }
 
@@ -131,7 +142,8 @@ impl Answers {
     /// Whether no answer is unread.
     #[cfg(test)]
     pub fn is_free(&self) -> bool {
-        self.all.available_permits() == TOTAL_UNITS
+        let unused = [&self.all, &self.shared].map(|limit| limit.available_permits());
+        unused == [TOTAL_UNITS, SHARED_UNITS]
     }
 
     /// Forgets members that have nothing unread and their full burst.
@@ -243,6 +255,32 @@ mod tests {
             assert!(bytes.is_some(), "{n}");
         }
         assert_eq!(reserve(&answers, 40, 9, &mut unread).await, Some(SHARE));
+    }
+
+    #[tokio::test]
+    async fn unread_answers_of_all_members_are_bounded() {
+        let mut answers = Answers::new();
+        answers.max_wait = Duration::from_millis(50);
+        let mut unread = Vec::new();
+        let mut bytes = 0;
+        for n in 0..2000 {
+            let Some(more) = reserve(&answers, n, (n / 8) as u8, &mut unread).await else {
+                break;
+            };
+            bytes += more;
+        }
+        assert_eq!(bytes, (256 << 20) + (512 << 20));
+        // Any that is read makes room for the next member.
+        unread.pop();
+        let next = reserve(&answers, 3000, 1, &mut unread).await;
+        assert_eq!(next, Some(SHARE));
+        // An answer counts as its bytes as soon as they are known.
+        unread.last_mut().expect("a reservation").shrink(1024);
+        assert_eq!(reserve(&answers, 3001, 1, &mut unread).await, None);
+        for reservation in &mut unread {
+            reservation.shrink(1024);
+        }
+        assert!(reserve(&answers, 3001, 1, &mut unread).await.is_some());
     }
 
     #[tokio::test]
