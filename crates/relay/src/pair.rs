@@ -76,7 +76,8 @@ pub(crate) struct Side {
     pub former: Option<Binding>,
     /// When the side expires, unless it binds itself again.
     pub until: Instant,
-    /// Stamp of the last request that bound this side. It outlives the binding, so that a replay cannot restore the binding.
+    /// Stamp of the last request that bound this side. It is forgotten when the side expires, but not when a connection
+    /// ends, so that a replay cannot restore a binding that may still be used.
     pub stamp: u64,
 }
 

@@ -254,9 +254,11 @@ impl Table {
                 pair.receive_queue_drops = dropped;
             }
             for side in &mut pair.sides {
-                if side.is_present() && side.until <= now {
+                if side.until <= now {
                     release(side, holders, by_number);
-                    (side.binding, side.former) = (None, None);
+                    // Without its stamp too: whoever bound the side with a stamp of the future, or before its
+                    // clock was set back, would keep it otherwise.
+                    *side = Side::default();
                 }
             }
             if pair.sides.iter().any(Side::is_present) {
@@ -414,6 +416,45 @@ mod tests {
         }
         // One quota for each of the two numbers.
         assert_eq!(granted, 4);
+    }
+
+    /// A stamp of the future, by a host whose clock was wrong, or by another mesh that has the relay's secret.
+    #[test]
+    fn a_side_that_expired_is_bound_with_any_stamp() {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
+        let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
+        let mut table = Table::new(
+            [Some(main), None],
+            Streams::default(),
+            secret,
+            Limits::default(),
+        );
+        let epoll = Epoll::new(1).expect("an epoll instance");
+        let at = |seconds| Now {
+            mono: Instant::BOOT + Duration::from_secs(seconds),
+            unix: 0,
+        };
+        let from = |port| Binding {
+            transport: Transport::Udp(([127, 0, 0, 1], port).into()),
+            source: Some([127, 0, 0, 1].into()),
+        };
+        // The other side stays, and keeps the pair.
+        for member in [1, 2] {
+            let requested = table.port_for(&request(member, 3 - member), V4, &epoll, at(1));
+            assert!(requested.is_ok());
+        }
+        let slot = table.by_keys[&Keys::of(request(1, 2).member, request(1, 2).peer).0];
+        let mut future = request(1, 2);
+        future.stamp = u64::MAX;
+        assert!(table.bind(slot, &future, from(4001), at(1)).is_ok());
+        let bound = table.bind(slot, &request(1, 2), from(4002), at(2));
+        assert_eq!(bound, Err(RelayRefusal::Stale));
+        let other = table.bind(slot, &request(2, 1), from(4003), at(60));
+        assert_eq!(other.map(|(_, present)| present), Ok(true));
+        table.sweep(at(61).mono);
+        let bound = table.bind(slot, &request(1, 2), from(4002), at(61));
+        assert_eq!(bound.map(|(_, present)| present), Ok(true));
     }
 
     /// With forged sources, two pairs could be bound to each other's ports, which would be a loop.
