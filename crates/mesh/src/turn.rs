@@ -26,7 +26,7 @@ use seikan_tls::Stream;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -41,6 +41,9 @@ const KEPT: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(60);
 /// Timeout of a TCP connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum number of permissions, and of channels, of one allocation for the addresses of one member: three times as many
+/// addresses as it can signal at once. An allocation keeps them, and ends at [`MAX_PERMITTED`] permissions.
+const MAX_OF_A_MEMBER: usize = 64;
 /// Interval at which unneeded allocations are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -63,6 +66,23 @@ struct ServerState {
     relayed: Option<SocketAddr>,
     /// The tunnel's address for each peer.
     proxies: BTreeMap<SocketAddr, SocketAddr>,
+    permissions: Granted<IpAddr>,
+    channels: Granted<SocketAddr>,
+}
+
+/// Addresses of each member for which an allocation has requested permissions or channels.
+struct Granted<T>(BTreeMap<PublicKey, BTreeSet<T>>);
+
+impl<T: Copy + Ord> Granted<T> {
+    /// Returns the addresses of a member that may be requested: those that have been, and others up to
+    /// [`MAX_OF_A_MEMBER`].
+    fn of(&mut self, key: PublicKey, addresses: &BTreeSet<T>) -> BTreeSet<T> {
+        let granted = self.0.entry(key).or_default();
+        let may_have = |at: &T| {
+            granted.contains(at) || (granted.len() < MAX_OF_A_MEMBER && granted.insert(*at))
+        };
+        addresses.iter().copied().filter(may_have).collect()
+    }
 }
 
 impl<'a> TurnAllocations<'a> {
@@ -269,6 +289,8 @@ impl<'a> TurnAllocations<'a> {
             handle: opened.handle,
             relayed: None,
             proxies: BTreeMap::new(),
+            permissions: Granted(BTreeMap::new()),
+            channels: Granted(BTreeMap::new()),
         };
         self.servers.borrow_mut().insert(name.to_owned(), server);
         self.apply();
@@ -353,7 +375,7 @@ impl<'a> TurnAllocations<'a> {
 
     /// Sets the permissions of all allocations to the addresses of members that need them.
     fn apply(&self) {
-        let mut wanted = Wanted::default();
+        let mut members = Vec::new();
         for key in self.needed.borrow().iter() {
             let relayed = self.relayed_of(key);
             let membership = self.shared.membership.borrow();
@@ -363,14 +385,19 @@ impl<'a> TurnAllocations<'a> {
                 .map(|member| &member.endpoints);
             let all = endpoints.into_iter().flatten().chain(&relayed);
             let all = all.map(|at| at.ip().to_canonical());
-            wanted.permitted.extend(all.filter(|ip| is_routable(*ip)));
-            wanted.peers.extend(relayed);
+            let ips: BTreeSet<IpAddr> = all.filter(|ip| is_routable(*ip)).collect();
+            members.push((*key, ips, BTreeSet::from_iter(relayed)));
         }
-        while wanted.permitted.len() > MAX_PERMITTED {
-            wanted.permitted.pop_last();
-        }
-        for server in self.servers.borrow().values() {
-            server.handle.set(wanted.clone());
+        for server in self.servers.borrow_mut().values_mut() {
+            let mut wanted = Wanted::default();
+            for (key, ips, relayed) in &members {
+                wanted.permitted.extend(server.permissions.of(*key, ips));
+                wanted.peers.extend(server.channels.of(*key, relayed));
+            }
+            while wanted.permitted.len() > MAX_PERMITTED {
+                wanted.permitted.pop_last();
+            }
+            server.handle.set(wanted);
         }
     }
 }
@@ -389,6 +416,25 @@ fn servers(mut found: Vec<SocketAddr>, tunnel: &Tunnel) -> Result<Vec<SocketAddr
 mod tests {
     use super::*;
     use crate::shared::OwnKey;
+
+    #[test]
+    fn a_member_that_signals_ever_new_addresses_gets_few_permissions() {
+        let [hostile, other] = [1, 2].map(|n| PublicKey::from_bytes([n; 32]));
+        let addresses = |first: u8| -> BTreeSet<IpAddr> {
+            let all = first..first + 16;
+            all.map(|host| IpAddr::from([192, 0, 2, host])).collect()
+        };
+        let mut granted = Granted(BTreeMap::new());
+        let mut all = BTreeSet::new();
+        for first in 0..240 {
+            all.extend(granted.of(hostile, &addresses(first)));
+        }
+        assert_eq!(all.len(), MAX_OF_A_MEMBER);
+        // Those that have a permission keep it, and other members have their own share.
+        assert_eq!(granted.of(hostile, &addresses(0)), addresses(0));
+        assert_eq!(granted.of(hostile, &addresses(200)), BTreeSet::new());
+        assert_eq!(granted.of(other, &addresses(200)), addresses(200));
+    }
 
     #[test]
     fn a_turn_server_may_be_where_a_relay_may_be() {
