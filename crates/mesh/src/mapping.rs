@@ -303,13 +303,12 @@ fn shortened(reason: &str) -> String {
     reason.chars().take(MAX_REASON).collect()
 }
 
-/// Returns the nonce that identifies this host's mapping (RFC 6887, section 11.1); nobody else can guess it.
+/// Returns the nonce that identifies this host's mapping (RFC 6887, section 11.1); nobody else can guess it. It is the
+/// end of the digest: the beginning is the number of the member in its tickets for relays, which anybody on the path to
+/// a relay can read.
 fn nonce(secret: &Digest) -> pcp::Nonce {
-    let word = |at: usize| {
-        let bytes = secret.0.iter().skip(4 * at).take(4);
-        bytes.fold(0, |word: u32, byte| word << 8 | u32::from(*byte))
-    };
-    [word(0), word(1), word(2)]
+    let [.., a, b, c, d, e, f, g, h, i, j, k, l] = secret.0;
+    [[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_be_bytes)
 }
 
 #[cfg(test)]
@@ -410,5 +409,13 @@ mod tests {
         let of = |n| nonce(&Digest([n; 32]));
         assert_eq!(of(1), [0x0101_0101; 3]);
         assert_ne!(of(1), of(2));
+    }
+
+    #[test]
+    fn a_nonce_has_nothing_of_the_number_in_tickets() {
+        let digest = Digest(std::array::from_fn(|at| at as u8));
+        // The number is the first eight bytes.
+        let nonce = nonce(&digest).map(u32::to_be_bytes);
+        assert_eq!(nonce.as_flattened(), &digest.0[20..]);
     }
 }
