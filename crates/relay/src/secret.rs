@@ -64,7 +64,10 @@ fn create(directory: &Path, path: &Path, rng: &mut dyn Rng) -> io::Result<()> {
             .mode(0o700)
             .create(directory)?;
     }
-    let draft = directory.join(format!("{FILE}.{}", std::process::id()));
+    // Not the id of the process: in a container each has the same, and a draft may be left from a crash.
+    let mut number = [0; 8];
+    rng.fill(&mut number);
+    let draft = directory.join(format!("{FILE}.{:016x}", u64::from_be_bytes(number)));
     let created = write(&draft, &RelaySecret::generate(rng)).and_then(|()| {
         match fs::hard_link(&draft, path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -111,6 +114,15 @@ mod tests {
         assert_eq!(mode(&directory), 0o700);
         assert_eq!(mode(&directory.join(FILE)), 0o600);
         assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 1);
+    }
+
+    #[test]
+    fn a_draft_of_a_process_that_was_killed_is_no_obstacle() {
+        let directory = tempfile::tempdir().expect("a directory");
+        // In a container this process would have the same id.
+        let draft = format!("{FILE}.{}", std::process::id());
+        fs::write(directory.path().join(draft), "skr_").expect("written");
+        load(directory.path(), &mut Same(1)).expect("a secret");
     }
 
     #[test]
