@@ -28,8 +28,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(super) use streams::Streams;
 use tokio::sync::{Notify, mpsc};
 
-/// Maximum number of pairs at a time; another member is handled when it is reported again.
+/// Maximum number of pairs at a time. Another member takes the place of one that has not been reached for long, or is
+/// handled when it is reported again.
 const MAX_PAIRS: usize = 256;
+/// Time without being reached after which another member may take a pair's place: longer than the first binding and all
+/// checks take.
+const TRIED_FOR: Duration = Duration::from_secs(10);
 /// Number of relays for one pair.
 const RELAYS_OF_A_PAIR: usize = 2;
 /// Head start of a direct path before a relay is used.
@@ -100,6 +104,10 @@ pub(super) struct Relays<'a> {
 /// Signals and state of a pair's task.
 struct Pair {
     sought: Cell<Instant>,
+    /// Time since which the member is not reached; `None` while it is.
+    unreached_since: Cell<Option<Instant>>,
+    /// Another member takes the place of this one.
+    displaced: Notify,
     /// The member was reported again.
     reported_again: Notify,
     /// The member's relayed addresses may have changed.
@@ -143,8 +151,12 @@ impl<'a> Relays<'a> {
             let event = tokio::select! {
                 event = events.recv() => event.ok_or(Gone)?,
                 Some(ended) = tasks.next() => {
-                    let key: PublicKey = ended?;
-                    self.pairs.borrow_mut().remove(&key);
+                    let (key, pair): (PublicKey, Rc<Pair>) = ended?;
+                    let mut pairs = self.pairs.borrow_mut();
+                    // The member may have been reported again since it was displaced.
+                    if pairs.get(&key).is_some_and(|current| Rc::ptr_eq(current, &pair)) {
+                        pairs.remove(&key);
+                    }
                     continue;
                 }
             };
@@ -157,21 +169,37 @@ impl<'a> Relays<'a> {
                     pair.reported_again.notify_one();
                 }
                 (RelayEvent::Sought(_), None) => {
-                    let has_capacity = self.pairs.borrow().len() < MAX_PAIRS;
-                    if has_capacity && !self.shared.membership.borrow().relays().is_empty() {
+                    let has_relays = !self.shared.membership.borrow().relays().is_empty();
+                    let mut pairs = self.pairs.borrow_mut();
+                    if has_relays && has_room(&mut pairs, Instant::now()) {
                         let pair = Rc::new(Pair::new());
-                        self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
-                        tasks.push(self.pair(key, pair));
+                        pairs.insert(key, Rc::clone(&pair));
+                        tasks.push(self.pair_until_displaced(key, pair));
                     }
                 }
                 (RelayEvent::Reached(_, reached), Some(pair)) => {
-                    pair.reached.set(Some(reached));
+                    pair.on_reached(reached, Instant::now());
                     pair.answered.notify_one();
                 }
                 (RelayEvent::Moved(_), Some(pair)) => pair.moved.notify_one(),
                 (RelayEvent::Moved(_) | RelayEvent::Reached(..), None) => {}
             }
         }
+    }
+
+    /// Serves one pair while it is needed, and until another one takes its place.
+    async fn pair_until_displaced(
+        &self,
+        key: PublicKey,
+        pair: Rc<Pair>,
+    ) -> Result<(PublicKey, Rc<Pair>), Gone> {
+        tokio::select! {
+            ended = self.pair(key, Rc::clone(&pair)) => {
+                ended?;
+            }
+            () = pair.displaced.notified() => self.turn.release(&key),
+        }
+        Ok((key, pair))
     }
 
     /// Serves one pair while it is needed.
@@ -508,15 +536,83 @@ impl<'a> Relays<'a> {
     }
 }
 
+/// Whether there is room for another pair. If there is none, displaces the pair that has not been reached for longest,
+/// if that is [`TRIED_FOR`] or more, so that members that never answer do not keep others from the relays.
+fn has_room(pairs: &mut BTreeMap<PublicKey, Rc<Pair>>, now: Instant) -> bool {
+    if pairs.len() < MAX_PAIRS {
+        return true;
+    }
+    let unreached = pairs.iter().filter_map(|(key, pair)| {
+        let since = pair.unreached_since.get()?;
+        (now.saturating_duration_since(since) >= TRIED_FOR).then_some((since, *key))
+    });
+    let Some((_, key)) = unreached.min() else {
+        return false;
+    };
+    if let Some(pair) = pairs.remove(&key) {
+        pair.displaced.notify_one();
+    }
+    true
+}
+
 impl Pair {
+    /// Stores how the member is reached.
+    fn on_reached(&self, reached: Reachability, now: Instant) {
+        self.reached.set(Some(reached));
+        let since = self.unreached_since.get().unwrap_or(now);
+        let unreached = reached == Reachability::Unreachable;
+        self.unreached_since.set(unreached.then_some(since));
+    }
+
     fn new() -> Pair {
         Pair {
             sought: Cell::new(Instant::now()),
+            unreached_since: Cell::new(Some(Instant::now())),
+            displaced: Notify::new(),
             reported_again: Notify::new(),
             moved: Notify::new(),
             reached: Cell::new(None),
             answered: Notify::new(),
             bindings: RefCell::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_that_are_not_reached_give_way_to_others() {
+        let key = |n: usize| {
+            let mut bytes = [0; 32];
+            bytes[..8].copy_from_slice(&n.to_be_bytes());
+            PublicKey::from_bytes(bytes)
+        };
+        let start = Instant::now();
+        let later = start + Duration::from_secs(60);
+        let mut pairs = BTreeMap::new();
+        for n in 0..MAX_PAIRS {
+            assert!(has_room(&mut pairs, start));
+            pairs.insert(key(n), Rc::new(Pair::new()));
+        }
+        // Each is tried for a while first.
+        assert!(!has_room(&mut pairs, start + TRIED_FOR / 2));
+        for pair in pairs.values() {
+            pair.on_reached(Reachability::Relayed, start);
+        }
+        assert!(!has_room(&mut pairs, later));
+        for (n, seconds) in [(7, 20), (5, 10), (9, 30)] {
+            let since = start + Duration::from_secs(seconds);
+            pairs[&key(n)].on_reached(Reachability::Unreachable, since);
+            // Asked again later.
+            pairs[&key(n)].on_reached(Reachability::Unreachable, later);
+        }
+        let longest = Rc::clone(&pairs[&key(5)]);
+        assert!(has_room(&mut pairs, later));
+        assert!(!pairs.contains_key(&key(5)) && pairs.len() == MAX_PAIRS - 1);
+        let notified = std::pin::pin!(longest.displaced.notified());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(notified.poll(&mut context).is_ready());
     }
 }
