@@ -122,6 +122,14 @@ fn every_unit_starts_a_program_that_knows_its_words() {
     }
 }
 
+/// The mount of a single file ends when that file is replaced, so its directory must be writable.
+#[test]
+fn a_tunnel_can_write_to_a_resolv_conf_that_another_program_replaced() {
+    let unit = unit("seikan@.service");
+    let covers_etc = matches!(said(&unit, "ProtectSystem"), "full" | "strict");
+    assert!(!covers_etc, "read-only: /etc");
+}
+
 #[test]
 fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
     let Ok(netns) = NetNs::create() else {

@@ -98,6 +98,26 @@ fn other_names_go_to_the_former_name_server() {
 }
 
 #[test]
+fn a_name_server_that_cannot_be_added_again_is_reported_once() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let a = site.host();
+        a.join("a", &token);
+        let running = a.up();
+        assert_ne!(a.resolv_conf(), RESOLV_CONF);
+        let network = "nameserver 192.0.2.1\noptions rotate\n";
+        fs::write(a.folder.join("resolv.conf"), network).expect("write");
+        // Two attempts, of one each 5 s.
+        std::thread::sleep(Duration::from_secs(12));
+        running.signal("TERM");
+        let (_, said) = running.ended();
+        let of_it = |line: &&str| line.contains("options rotate");
+        assert_eq!(said.lines().filter(of_it).count(), 1, "{said}");
+    });
+}
+
+#[test]
 fn systemd_resolved_queries_only_names_of_the_mesh() {
     at_a_site(|site| {
         let Some(program) = on_path("systemd-resolved") else {

@@ -11,6 +11,8 @@ use seikan_mesh::names::{DOMAIN, Found, Server, Upstream};
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing::warn;
 
 /// State of the names while the tunnel runs.
 #[derive(Debug)]
@@ -92,14 +94,21 @@ fn resolv_conf(config: &Config, server: IpAddr) -> ResolvConf {
     }
 }
 
-/// Restores the entry in resolv.conf if another program has rewritten the file.
+/// Restores the entry in resolv.conf if another program has rewritten the file. Logs the first of consecutive
+/// failures.
 pub fn keep(config: &Config) {
+    /// Of this process, the monitor of one tunnel.
+    static FAILED: AtomicBool = AtomicBool::new(false);
     if let Some(server) = address(config)
         && config.dns.is_empty()
         && !dns::uses_resolved()
     {
-        // If it cannot be written, the next call retries.
-        let _ = resolv_conf(config, server).keep();
+        let kept = resolv_conf(config, server).keep();
+        let failed_before = FAILED.swap(kept.is_err(), Ordering::Relaxed);
+        // The next call retries.
+        if let (Err(error), false) = (kept, failed_before) {
+            warn!(target: "mesh", %error, "cannot add the name server again, so members have no names");
+        }
     }
 }
 
