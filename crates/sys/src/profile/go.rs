@@ -52,7 +52,9 @@ pub(super) fn functions(
         let size = entry(function + 1)?.saturating_sub(at);
         let details = half(index.checked_add(function * 8 + 4)?)? as usize;
         let name = half(index.checked_add(details)?.checked_add(4)?)? as usize;
-        table.push(start.checked_add(at)?, size, text(names, name)?);
+        if !table.push(start.checked_add(at)?, size, text(names, name)?) {
+            break;
+        }
     }
     Some(())
 }

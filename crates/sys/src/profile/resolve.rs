@@ -8,7 +8,7 @@ use std::fs;
 use seikan_observe::path::Unseen;
 use seikan_observe::profile::{Function, Functions};
 
-use super::elf::Elf;
+use super::elf::{Budget, Elf};
 use super::kallsyms::Kernel;
 use super::maps::{self, Mapping};
 use super::symbols::readable;
@@ -130,6 +130,7 @@ struct Names<'a> {
     kernel: Option<Kernel>,
     processes: HashMap<u32, Vec<Mapping>>,
     files: HashMap<(String, u64), Option<Elf>>,
+    budget: Budget,
     unseen: Vec<Unseen>,
 }
 
@@ -173,6 +174,7 @@ impl<'a> Names<'a> {
             kernel,
             processes,
             files: HashMap::new(),
+            budget: Budget::new(),
             unseen,
         }
     }
@@ -207,7 +209,7 @@ impl<'a> Names<'a> {
             };
         }
         let file = self.files.entry((mapping.device.clone(), mapping.inode));
-        let file = file.or_insert_with(|| Elf::read(&paths(pid, mapping)));
+        let file = file.or_insert_with(|| Elf::read(&paths(pid, mapping), &self.budget));
         let offset = (address - mapping.start).saturating_add(mapping.offset);
         let name = file.as_ref().and_then(|file| file.find(offset));
         let module = mapping.name().replace(char::is_control, "?");

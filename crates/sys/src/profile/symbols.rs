@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 /// Maximum number of functions kept of one file; Chromium has a million.
 const ENTRIES_MAX: usize = 4_000_000;
+/// Maximum number of bytes of all names of one file.
+const NAMES_MAX: usize = 64 << 20;
 /// Number of entries before an address that are searched for a function that includes it.
 const NESTED_MAX: usize = 16;
 /// Maximum length of a name in characters: those of generic code have thousands.
@@ -39,14 +41,18 @@ impl Table {
         }
     }
 
-    /// Adds a function; size 0 means unknown.
-    pub(super) fn push(&mut self, start: u64, size: u64, name: &[u8]) {
+    /// Adds a function, unless its name is empty; size 0 means unknown. Returns false if the table
+    /// is full.
+    pub(super) fn push(&mut self, start: u64, size: u64, name: &[u8]) -> bool {
         let at = u32::try_from(self.names.len());
         let (Ok(at), Ok(length)) = (at, u32::try_from(name.len())) else {
-            return;
+            return false;
         };
-        if name.is_empty() || self.entries.len() >= ENTRIES_MAX {
-            return;
+        if name.is_empty() {
+            return true;
+        }
+        if self.entries.len() >= ENTRIES_MAX || self.names.len() + name.len() > NAMES_MAX {
+            return false;
         }
         self.names.extend_from_slice(name);
         self.entries.push(Entry {
@@ -55,6 +61,12 @@ impl Table {
             name: at,
             length,
         });
+        true
+    }
+
+    /// Returns the number of bytes that the table needs.
+    pub(super) fn bytes(&self) -> usize {
+        self.names.len() + size_of_val(self.entries.as_slice())
     }
 
     /// Sorts the table; call it after the last [`Table::push`]. Of several functions at one

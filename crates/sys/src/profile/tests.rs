@@ -196,7 +196,7 @@ fn a_file_that_is_no_program_has_no_functions() {
     let own = std::fs::read("/proc/self/exe").unwrap();
     for length in [0, 4, 16, 63, 64, 200, 4096] {
         std::fs::write(&path, &own[..length]).unwrap();
-        let elf = elf::Elf::read(&[&path]);
+        let elf = elf::Elf::read(&[&path], &elf::Budget::new());
         assert!(elf.is_none_or(|elf| elf.find(0x1000).is_none()), "{length}");
     }
     // Every byte of the header in turn, with the symbol tables where it says or elsewhere.
@@ -204,8 +204,8 @@ fn a_file_that_is_no_program_has_no_functions() {
     for at in 0..64 {
         let before = std::mem::replace(&mut bytes[at], 0xff);
         std::fs::write(&path, &bytes).unwrap();
-        _ = elf::Elf::read(&[&path]);
+        _ = elf::Elf::read(&[&path], &elf::Budget::new());
         bytes[at] = before;
     }
-    assert!(elf::Elf::read(&["/dev/zero"]).is_none());
+    assert!(elf::Elf::read(&["/dev/zero"], &elf::Budget::new()).is_none());
 }
