@@ -31,6 +31,17 @@ pub(crate) fn run(script: &str) -> io::Result<()> {
     )))
 }
 
+/// Returns the output of a command of nft(8); `None` if it fails.
+pub(crate) fn output(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("nft")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then_some(text)
+}
+
 /// Removes a table. A missing table is no error.
 pub(crate) fn remove_table(table: &str) -> io::Result<()> {
     // Deleting succeeds also if the table is missing.

@@ -1,6 +1,8 @@
 //! Routed mode: the settings of the kernel that it needs, no others, and their removal.
 
+use std::fs;
 use std::net::UdpSocket;
+use std::process::Stdio;
 use std::time::Duration;
 
 use seikan_lab::site::Host;
@@ -9,7 +11,7 @@ use crate::common::{PATIENCE, eventually};
 use crate::gateway::lan::{end, same, settled, traces};
 use crate::gateway::site::{
     DEVICE_INTERFACE, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route,
-    answers, at_site, index, ip, new_host, read_sysctl, run, write_sysctl,
+    answers, at_site, index, interface, ip, new_host, read_sysctl, run, write_sysctl,
 };
 
 /// Sysctls that a routed gateway may set.
@@ -241,4 +243,44 @@ fn a_router_of_one_family_stays_one() {
             assert!(!leaks, "{switch}");
         });
     }
+}
+
+/// Returns the error of `up` with a configuration like that of the gateway, but with another overlay
+/// and for these texts.
+fn refused(site: &Site, changes: &[(&str, &str)]) -> String {
+    let text = fs::read_to_string(&site.gateway_config).expect("a file");
+    let mut text = text.replace("10.77.", "10.78.").replace("fd77:", "fd78:");
+    for (before, after) in changes {
+        assert!(text.contains(before), "{before}");
+        text = text.replace(before, after);
+    }
+    let config = site.write("h", &text);
+    let mut command = site.seikan(&["up", config.to_str().expect("UTF-8")]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = site.gateway.spawn(&mut command).expect("start");
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn a_second_gateway_that_would_break_the_first_is_refused() {
+    at_site(&plan(), |site| {
+        let [_gateway, _remote] = site.up();
+        site.reaches(&site.device, SHOWN[0]);
+        let parameters = || PARAMETERS.map(|name| (name, read_sysctl(&site.gateway, name)));
+        let before = parameters();
+        let port = ("listen-port = 7000", "listen-port = 7001");
+        let first = interface(&site.gateway_config);
+        let error = refused(site, &[port]);
+        let expected = format!("cannot be a routed gateway on lan0: tunnel {first} is one there");
+        assert!(error.contains(&expected), "{error}");
+        // On another interface, IPv6 alone is in the way.
+        let elsewhere = ("interface = \"lan0\"", "interface = \"wan0\"");
+        let error = refused(site, &[port, elsewhere]);
+        let expected = format!("forwards IPv6 only for the gateway of tunnel {first}");
+        assert!(error.contains(&expected), "{error}");
+        assert_eq!(parameters(), before);
+        site.reaches(&site.device, SHOWN[1]);
+    });
 }

@@ -36,6 +36,27 @@ pub enum LanError {
     /// The lookup of the interface.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// Another routed gateway uses the interface.
+    #[error(
+        "cannot be a routed gateway on {interface}: tunnel {other} is one there, and only one is possible; stop it \
+         with `seikan down {other}`, or move its devices to this tunnel"
+    )]
+    Taken {
+        /// Which interface.
+        interface: String,
+        /// The tunnel of the other gateway.
+        other: String,
+    },
+    /// Another routed gateway has turned on forwarding of IPv6, for itself alone.
+    #[error(
+        "cannot be a routed gateway for IPv6: this host forwards IPv6 only for the gateway of tunnel {other}, which \
+         turned it on; set net.ipv6.conf.all.forwarding to 1 and restart that tunnel, or list no IPv6 addresses of \
+         devices"
+    )]
+    Ipv6Taken {
+        /// The tunnel of the other gateway.
+        other: String,
+    },
     /// The interface does not accept the responder's address.
     #[error("cannot receive for the gateway's address on {interface}: {error}")]
     Responder {

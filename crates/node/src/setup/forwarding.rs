@@ -9,8 +9,12 @@
 //!   addresses; a family that was not forwarded before is forwarded nowhere else; a device with a configured
 //!   MAC address must use it. The gateway's stage refuses the same packets, so each works without the other.
 //!
+//! Two routed gateways on one interface would drop each other's packets and revert each other's settings, and so
+//! would two that turn on IPv6: [`apply`] refuses the second one.
+//!
 //! Settings of the interface disappear with it: [`Upkeep`] applies them again to a new one of the same name.
 
+use crate::gateway::LanError;
 use crate::journal::change::Change;
 use crate::nft;
 use crate::setup::Recorder;
@@ -22,6 +26,9 @@ use std::fmt::Write as _;
 /// Help text of the warning that a parameter cannot be set.
 const HELP: &str =
     "the kernel does not forward packets of devices; set by hand the value that the message names";
+
+/// Prefix of the names of gateways' tables; the tunnel's name follows.
+const TABLE: &str = "seikan-gateway-";
 
 /// Families in which this host forwards only because of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +44,16 @@ impl Guarded {
 }
 
 /// Makes the changes; failures are reported.
+///
+/// # Errors
+/// Another routed gateway excludes this one ([`LanError::Taken`], [`LanError::Ipv6Taken`]), or a netlink error.
 pub fn apply(
     config: &Config,
     settings: &GatewaySettings,
     tun: u32,
     netlink: &Netlink,
     recorder: &mut Recorder<'_>,
-) -> Result<(), NetlinkError> {
+) -> Result<(), LanError> {
     let lan = settings.interface.as_str();
     let name = config.name.as_str();
     let mut addresses = settings.devices.iter().flat_map(|d| &d.lan);
@@ -55,6 +65,7 @@ pub fn apply(
         v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
     };
     restrict(config, settings, guarded, recorder);
+    exclude_others(name, lan, v6)?;
     // This setting disappears with the interface.
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
         recorder.warn("sysctl", error.to_string(), HELP);
@@ -65,7 +76,69 @@ pub fn apply(
     for remote in &settings.remotes {
         netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
     }
-    set_up_interface(settings, netlink, recorder)
+    Ok(set_up_interface(settings, netlink, recorder)?)
+}
+
+/// Fails if an earlier gateway excludes this one. Each gateway has its table before it looks for others, so of
+/// two that start at the same time, the one whose table is newer fails. Without nft(8), none is found.
+fn exclude_others(name: &str, lan: &str, v6: bool) -> Result<(), LanError> {
+    let tables = nft::output(&["list", "tables", "inet"]).unwrap_or_default();
+    let own = Table::read(name);
+    let others = tables.lines().filter_map(|line| {
+        let table = line.strip_prefix("table inet ")?.strip_prefix(TABLE)?;
+        (table != name).then_some(table)
+    });
+    for other in others {
+        let Some(table) = Table::read(other) else {
+            continue;
+        };
+        if own.as_ref().is_some_and(|own| own.handle < table.handle) {
+            continue;
+        }
+        let other = other.to_owned();
+        if table.interface == lan {
+            let interface = lan.to_owned();
+            return Err(LanError::Taken { interface, other });
+        }
+        if v6 && table.guards_v6 {
+            return Err(LanError::Ipv6Taken { other });
+        }
+    }
+    Ok(())
+}
+
+/// The table of a gateway.
+#[derive(Debug, PartialEq, Eq)]
+struct Table {
+    /// The kernel numbers tables in the order of their creation.
+    handle: u64,
+    /// The interface of the local network.
+    interface: String,
+    /// Drops IPv6 packets of all other interfaces.
+    guards_v6: bool,
+}
+
+impl Table {
+    /// Reads the table of a tunnel's gateway.
+    fn read(tunnel: &str) -> Option<Table> {
+        let name = format!("{TABLE}{tunnel}");
+        Table::parse(
+            &nft::output(&["--handle", "list", "table", "inet", &name])?,
+            tunnel,
+        )
+    }
+
+    /// Parses the output of nft(8) for the rules of [`rules`].
+    fn parse(text: &str, tunnel: &str) -> Option<Table> {
+        let into_lan = format!("iifname \"{tunnel}\" oifname \"");
+        let (_, rule) = text.split_once(&into_lan)?;
+        let (_, handle) = text.lines().next()?.split_once("# handle ")?;
+        Some(Table {
+            handle: handle.trim().parse().ok()?,
+            interface: rule.split_once('"')?.0.to_owned(),
+            guards_v6: text.contains("meta nfproto ipv6 iifname != {"),
+        })
+    }
 }
 
 /// Sets up a recreated interface while the tunnel runs.
@@ -174,7 +247,7 @@ fn restrict(
     guarded: Guarded,
     recorder: &mut Recorder<'_>,
 ) {
-    let table = format!("seikan-gateway-{}", config.name);
+    let table = format!("{TABLE}{}", config.name);
     let rules = rules(config, settings, guarded);
     let change = Change::Firewall {
         table: table.clone(),
@@ -251,4 +324,30 @@ fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> Strin
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_another_gateway_shows_its_interface() {
+        // Output of nft 1.0.6.
+        let text = "table inet seikan-gateway-wg0 { # handle 2\n\tchain forward { # handle 1\n\t\t\
+            type filter hook forward priority filter - 10; policy accept;\n\t\t\
+            oifname \"wg0\" fib saddr type local counter packets 0 bytes 0 drop # handle 2\n\t\t\
+            iifname \"wg0\" oifname \"eth1\" ip daddr != 192.0.2.4 counter packets 0 bytes 0 drop # handle 3\n\t\t\
+            meta nfproto ipv6 iifname \"wg0\" oifname \"eth1\" counter packets 0 bytes 0 drop # handle 4\n";
+        let guard = "\t\tmeta nfproto ipv6 iifname != { \"eth1\", \"wg0\" } counter packets 0 bytes 0 drop # handle 6\n";
+        for (rule, guards_v6) in [("", false), (guard, true)] {
+            let table = Table::parse(&format!("{text}{rule}\t}}\n}}\n"), "wg0");
+            let expected = Table {
+                handle: 2,
+                interface: "eth1".to_owned(),
+                guards_v6,
+            };
+            assert_eq!(table, Some(expected));
+        }
+        assert_eq!(Table::parse(text, "wg1"), None);
+    }
 }
