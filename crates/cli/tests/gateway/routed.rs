@@ -51,6 +51,13 @@ fn everything(host: &Host) -> Vec<String> {
 fn everything_is_taken_back_in_the_end() {
     at_site(&plan(), |site| {
         write_sysctl(&site.gateway, "ipv6/conf/wan0/accept_ra", "1");
+        for interface in ["lan0", "default"] {
+            write_sysctl(
+                &site.gateway,
+                &format!("ipv6/conf/{interface}/forwarding"),
+                "1",
+            );
+        }
         settled(&site.gateway);
         let before = everything(&site.gateway);
         let [gateway, _remote] = site.up();
@@ -235,10 +242,16 @@ fn a_router_of_one_family_stays_one() {
         at_site(&plan(), |site| {
             know_each_other(site);
             write_sysctl(&site.gateway, switch, "1");
+            let advertisements = "ipv6/conf/lan0/accept_ra";
+            write_sysctl(&site.gateway, advertisements, "1");
             assert!(answers(&site.device, forwards, PATIENCE));
             let _tunnels = site.up();
             site.reaches(&site.device, SHOWN[0]);
             assert!(answers(&site.device, forwards, PATIENCE), "{switch}");
+            // A router ignored advertisements before.
+            let expected = if switch.starts_with("ipv6") { "1" } else { "2" };
+            let during = read_sysctl(&site.gateway, advertisements);
+            assert_eq!(during, expected, "{switch}");
             let leaks = arrives(&site.device, source, &site.remote, silent);
             assert!(!leaks, "{switch}");
         });

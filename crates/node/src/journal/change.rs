@@ -140,7 +140,7 @@ fn gateway_interface_of(path: &Path) -> Option<&str> {
     // Otherwise the path could lead to another file.
     sysctl::path(&components).ok()?;
     match components[..] {
-        ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => Some(""),
+        ["ipv6", "conf", _, "forwarding" | "accept_ra"] => Some(""),
         ["ipv4" | "ipv6", _, "all" | "default", _] => None,
         ["ipv4", "conf", interface, "forwarding"]
         | ["ipv6", "conf", interface, "proxy_ndp"]

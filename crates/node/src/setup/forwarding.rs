@@ -70,7 +70,7 @@ pub fn apply(
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
         recorder.warn("sysctl", error.to_string(), HELP);
     }
-    if v6 {
+    if guarded.v6 {
         forward_ipv6(recorder);
     }
     for remote in &settings.remotes {
@@ -201,11 +201,24 @@ fn set_up_interface(
     Ok(())
 }
 
+/// Turns on forwarding of all interfaces.
 fn forward_ipv6(recorder: &mut Recorder<'_>) {
-    // `all` sets every interface, and a router ignores advertisements (`accept_ra` 1), except with 2.
+    // `all` sets every interface, also when its old value is restored, so the switches that are on are noted first.
+    // A router ignores advertisements (`accept_ra` 1), except with 2.
     for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
-        let learns = ["ipv6", "conf", &interface, "accept_ra"];
-        if interface != "all" && sysctl::read(&learns).is_ok_and(|value| value == "1") {
+        let [switch, learns] =
+            ["forwarding", "accept_ra"].map(|parameter| ["ipv6", "conf", &interface, parameter]);
+        let is =
+            |parameter: &[&str], value: &str| sysctl::read(parameter).is_ok_and(|v| v == value);
+        if interface == "all" {
+            continue;
+        }
+        if is(&switch, "1") {
+            if let Ok(path) = sysctl::path(&switch) {
+                let before = "1".to_owned();
+                recorder.note(Change::Sysctl { path, before });
+            }
+        } else if is(&learns, "1") {
             recorder.set(&learns, "2", HELP);
         }
     }
