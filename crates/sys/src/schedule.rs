@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io;
+use std::str::FromStr;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -40,16 +41,27 @@ pub fn set_affinity(pid: u32, cpus: &[u32]) -> io::Result<()> {
 /// # Errors
 /// The process does not exist.
 pub fn nice(pid: u32) -> io::Result<i32> {
+    field(pid, 19)
+}
+
+/// Returns the start of a process, in clock ticks since the boot. Of two processes with the same
+/// number, the later one has a later start.
+///
+/// # Errors
+/// The process does not exist.
+pub fn start_time(pid: u32) -> io::Result<u64> {
+    field(pid, 22)
+}
+
+/// Returns a field of `/proc/PID/stat`, by its number in proc_pid_stat(5).
+fn field<T: FromStr>(pid: u32, number: usize) -> io::Result<T> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // After the name, which may contain anything: nice is field 19, the state field 3
-    // (proc_pid_stat(5)).
+    // After the name, which may contain anything, comes field 3.
     let behind = text.rsplit_once(')').map(|(_, behind)| behind);
-    let field = behind.and_then(|fields| fields.split_whitespace().nth(16)?.parse().ok());
+    let field = behind.and_then(|fields| fields.split_whitespace().nth(number - 3)?.parse().ok());
     field.ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            "no nice value in /proc/PID/stat",
-        )
+        let message = format!("/proc/{pid}/stat has no field {number}");
+        io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
 

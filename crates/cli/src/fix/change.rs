@@ -19,6 +19,8 @@ pub struct Change {
     /// The change.
     pub action: Action,
     before: State,
+    /// Start of the process that is changed: its number may belong to another one later.
+    started: Option<u64>,
 }
 
 /// A former state.
@@ -38,9 +40,15 @@ impl Change {
     /// # Errors
     /// The state cannot be read or could not be restored.
     pub fn plan(action: Action) -> Result<Change> {
-        let before =
-            read(&action).with_context(|| format!("cannot prepare `{}`", action.command()))?;
-        Ok(Change { action, before })
+        let cannot = || format!("cannot prepare `{}`", action.command());
+        let process = process(&action).map(schedule::start_time);
+        let started = process.transpose().with_context(cannot)?;
+        let before = read(&action).with_context(cannot)?;
+        Ok(Change {
+            action,
+            before,
+            started,
+        })
     }
 
     /// Applies the change.
@@ -71,6 +79,11 @@ impl Change {
     }
 
     fn write(&self, state: &State) -> Result<()> {
+        if let Some(pid) = process(&self.action)
+            && self.has_ended(pid)
+        {
+            bail!("process {pid} has ended");
+        }
         match (&self.action, state) {
             (Action::QueueLength { link, .. }, State::Number(packets)) => {
                 let netlink = Netlink::open()?;
@@ -139,9 +152,7 @@ impl Change {
             | Action::Offload { link, .. }
             | Action::Rps { link, .. }
             | Action::RemoveQdisc { link } => link_is_gone(link),
-            Action::Nice { pid, .. } | Action::Affinity { pid, .. } => {
-                !std::path::Path::new(&format!("/proc/{pid}")).exists()
-            }
+            Action::Nice { pid, .. } | Action::Affinity { pid, .. } => self.has_ended(*pid),
             Action::CpuLimit { group, .. } => !std::path::Path::new(group).exists(),
             Action::ClampMss { .. } => {
                 let tables = run("nft", &["list", "tables"]);
@@ -149,6 +160,22 @@ impl Change {
             }
             Action::Sysctl { .. } => false,
         }
+    }
+
+    /// Returns whether the changed process has ended, also if another one has its number.
+    fn has_ended(&self, pid: u32) -> bool {
+        match schedule::start_time(pid) {
+            Ok(started) => self.started != Some(started),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+}
+
+/// Returns the process that an action changes.
+fn process(action: &Action) -> Option<u32> {
+    match action {
+        Action::Nice { pid, .. } | Action::Affinity { pid, .. } => Some(*pid),
+        _ => None,
     }
 }
 
@@ -305,6 +332,29 @@ mod tests {
             ["core", "rmem_max"]
         );
         assert!(components("kernel.panic").is_err());
+    }
+
+    #[test]
+    fn another_process_with_the_same_number_is_left_alone() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
+        let pid = child.id();
+        let action = Action::Nice { pid, nice: 5 };
+        let mut change = Change::plan(action).expect("plan");
+        change.apply().expect("apply");
+        let earlier = Change {
+            started: change.started.map(|started| started - 1),
+            ..change.clone()
+        };
+        assert!(earlier.apply().is_err());
+        earlier.take_back().expect("nothing to do");
+        let unchanged = schedule::nice(pid).expect("nice");
+        // Only root may lower the value.
+        change.before = State::Number(6);
+        change.take_back().expect("take back");
+        let reverted = schedule::nice(pid).expect("nice");
+        child.kill().expect("kill");
+        child.wait().expect("an end");
+        assert_eq!((unchanged, reverted), (5, 6));
     }
 
     /// Returns the state of `veth0` and of the firewall as the tools show it.

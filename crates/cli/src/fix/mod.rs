@@ -9,7 +9,7 @@
 mod change;
 pub mod watchdog;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -107,7 +107,7 @@ impl Fix {
             Ok(())
         };
         if keeps && applied.is_ok() {
-            journal.keep(&format!("{}.kept", self.name))?;
+            journal.keep(&free_name(&self.directory, &self.name))?;
         } else {
             let failures = journal.take_back();
             if !failures.is_empty() {
@@ -118,16 +118,32 @@ impl Fix {
     }
 }
 
+/// Returns a name for the file of kept changes that no file has: an earlier process may have had the
+/// number of this one.
+fn free_name(directory: &Path, journal: &str) -> String {
+    let mut name = format!("{journal}.kept");
+    for number in 1.. {
+        if !directory.join(&name).exists() {
+            break;
+        }
+        name = format!("{journal}.{number}.kept");
+    }
+    name
+}
+
 /// Reverts everything that was kept in this network namespace. Returns the commands of the reverted
-/// changes, and the failures.
+/// changes, and the failures: also files that cannot be read, or that another process uses.
 ///
 /// # Errors
-/// The folder cannot be read, or another process uses it.
+/// The folder cannot be read.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
-    let directory = RuntimeDirs::default().run;
+    undo_in(&RuntimeDirs::default().run)
+}
+
+fn undo_in(directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
     let (mut done, mut failures) = (Vec::new(), Vec::new());
     let prefix = prefix()?;
-    let entries = match std::fs::read_dir(&directory) {
+    let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((done, failures)),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", directory.display()))?,
@@ -145,9 +161,13 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
         std::cmp::Reverse(path.metadata().and_then(|meta| meta.modified()).ok())
     });
     for file in files {
-        let (changes, failed) = journal::undo::<Change>(&file)?;
-        done.extend(changes.iter().rev().map(|change| change.action.command()));
-        failures.extend(failed);
+        match journal::undo::<Change>(&file) {
+            Ok((changes, failed)) => {
+                done.extend(changes.iter().rev().map(|change| change.action.command()));
+                failures.extend(failed);
+            }
+            Err(error) => failures.push(error.to_string()),
+        }
     }
     Ok((done, failures))
 }
@@ -156,4 +176,53 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
 fn prefix() -> Result<String> {
     let namespace = NetNs::current()?.id()?;
     Ok(format!("doctor-{namespace}-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_diagnose::Action;
+
+    /// A change of a process that has ended, so that nothing is changed.
+    fn change() -> Change {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("a process");
+        let pid = child.id();
+        let change = Change::plan(Action::Nice { pid, nice: 5 });
+        child.kill().expect("kill");
+        child.wait().expect("an end");
+        change.expect("plan")
+    }
+
+    #[test]
+    fn kept_changes_of_an_earlier_process_with_this_number_are_not_overwritten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let name = format!("{}1", prefix().expect("a prefix"));
+        for _ in 0..3 {
+            let (mut journal, _) = Journal::open(directory.path(), &name).expect("open");
+            journal.will_do(change()).expect("noted");
+            let kept = free_name(directory.path(), &name);
+            journal.keep(&kept).expect("kept");
+        }
+        let (done, failures) = undo_in(directory.path()).expect("undone");
+        assert_eq!((done.len(), failures), (3, Vec::new()));
+    }
+
+    #[test]
+    fn a_file_in_use_keeps_no_other_from_being_reverted() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let open = |number: u32| {
+            let name = format!("{}{number}", prefix().expect("a prefix"));
+            let (mut journal, _) = Journal::open(directory.path(), &name).expect("open");
+            journal.will_do(change()).expect("noted");
+            journal
+        };
+        let kept = format!("{}1.kept", prefix().expect("a prefix"));
+        open(1).keep(&kept).expect("kept");
+        let _in_use = open(2);
+        let (done, failures) = undo_in(directory.path()).expect("undone");
+        assert_eq!((done.len(), failures.len()), (1, 1), "{failures:?}");
+    }
 }
