@@ -8,14 +8,15 @@ use crate::control::json::Secret;
 use crate::node::Node;
 use ipnet::IpNet;
 use seikan_config::{
-    Config, Endpoint, Host, KeyError, NotInIni, PeerConfig, PrivateKey, PublicKey, Syntax,
-    encode_key, parse_preshared_key, parse_private_key,
+    Config, Endpoint, Host, KeyError, NotInIni, Overrides, PeerConfig, PrivateKey, PublicKey,
+    Source, Syntax, encode_key, parse_preshared_key, parse_private_key,
 };
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions, Permissions};
+use std::cell::RefCell;
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -91,10 +92,12 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
     let mut new = Zeroizing::new(String::with_capacity(text.len() + 128));
     let mut found = false;
     for line in text.split_inclusive('\n') {
-        let (name, value) = line.split_once('=').unwrap_or((line, ""));
+        let name = line.split_once('=').map_or(line, |(name, _)| name);
         if is(name.trim(), "private-key-file") {
-            let file = value.split('#').next().unwrap_or_default();
-            let file = file.trim().trim_matches(['"', '\'']);
+            let file = key_file(&text, syntax).ok_or_else(|| {
+                let message = "the name of the private key's file cannot be parsed";
+                failed(path)(io::Error::new(io::ErrorKind::InvalidData, message))
+            })?;
             let file = path.parent().unwrap_or(Path::new("")).join(file);
             let line = Zeroizing::new(format!("{}\n", *encoded));
             return replace_keeping_mode(&file, line.as_bytes()).map_err(failed(&file));
@@ -118,6 +121,22 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
         return Err(failed(path)(source));
     }
     replace_keeping_mode(path, new.as_bytes()).map_err(failed(path))
+}
+
+/// Returns the file that `private-key-file` names in a configuration with this key.
+fn key_file(text: &Zeroizing<String>, syntax: Syntax) -> Option<PathBuf> {
+    let source = Source {
+        file: String::new(),
+        syntax,
+        text: text.clone(),
+    };
+    let first = RefCell::new(None);
+    // The private key is read before the keys of peers.
+    seikan_config::parse(&source, &Overrides::default(), &|file: &Path| {
+        first.borrow_mut().get_or_insert_with(|| file.to_owned());
+        Err(io::ErrorKind::NotFound.into())
+    });
+    first.into_inner()
 }
 
 /// The saved part of a running tunnel: values only, no text that a parser of the configuration would interpret.
@@ -231,24 +250,25 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
 fn replace_keeping_mode(path: &Path, text: &[u8]) -> io::Result<()> {
     let old = fs::metadata(path)?;
     replace_with(path, text, |new| {
-        chown(new, Some(old.uid()), Some(old.gid()))?;
+        fchown(new, Some(old.uid()), Some(old.gid()))?;
         // The file contains a secret, so others lose access whatever the mode was.
-        fs::set_permissions(new, Permissions::from_mode(old.mode() & 0o7770))
+        new.set_permissions(Permissions::from_mode(old.mode() & 0o7770))
     })
 }
 
 fn replace_with(
     path: &Path,
     text: &[u8],
-    prepare: impl FnOnce(&Path) -> io::Result<()>,
+    prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
     // The target of a symbolic link is replaced.
     let path = fs::canonicalize(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
+    // The open file, since another program may replace what has its name.
     let written = write(&new, text)
-        .and_then(|()| prepare(&new))
+        .and_then(|file| prepare(&file))
         .and_then(|()| fs::rename(&new, &path));
     if written.is_err() {
         let _ = fs::remove_file(&new);
@@ -256,7 +276,7 @@ fn replace_with(
     written
 }
 
-fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+fn write(path: &Path, text: &[u8]) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let mut file = match options.write(true).create_new(true).mode(0o600).open(path) {
         // Left by a crash: no other process uses this name.
@@ -267,7 +287,8 @@ fn write(path: &Path, text: &[u8]) -> io::Result<()> {
         other => other?,
     };
     file.write_all(text)?;
-    file.sync_all()
+    file.sync_all()?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -296,6 +317,28 @@ mod tests {
         replace(&link, b"new").expect("replace");
         assert!(fs::symlink_metadata(&link).expect("metadata").is_symlink());
         assert_eq!(fs::read(&file).expect("read"), b"new");
+    }
+
+    #[test]
+    fn the_key_file_is_the_one_that_the_parser_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = PrivateKey::from_bytes([0x48; 32]);
+        for (name, line, file) in [
+            ("a.toml", "private-key-file = \"a#b\"", "a#b"),
+            ("b.toml", "private-key-file = \"\\u0061b\" # a", "ab"),
+            ("c.conf", "[Interface]\nPrivateKeyFile = a b # c", "a b"),
+        ] {
+            let path = folder.path().join(name);
+            fs::write(&path, format!("{line}\n")).unwrap();
+            for other in ["a", file] {
+                fs::write(folder.path().join(other), "old").unwrap();
+            }
+            set_private_key(&path, &key).unwrap();
+            let written = fs::read_to_string(folder.path().join(file)).unwrap();
+            assert_eq!(written.trim(), *encode_key(&[0x48; 32]), "{name}");
+            let other = fs::read_to_string(folder.path().join("a")).unwrap();
+            assert_eq!(other, "old", "{name}");
+        }
     }
 
     #[test]
