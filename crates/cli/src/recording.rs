@@ -3,9 +3,11 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use nix::unistd::Uid;
 use seikan_diagnose::Recording;
 use seikan_diagnose::recording::MAX_BYTES;
 use tempfile::NamedTempFile;
@@ -35,10 +37,7 @@ impl Draft {
         let Some(name) = path.file_name() else {
             bail!("{}: it has no file name", cannot());
         };
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
+        let folder = folder_of(path);
         let mut prefix = std::ffi::OsString::from(".");
         prefix.push(name);
         prefix.push(".");
@@ -72,7 +71,8 @@ impl Draft {
         self.file.as_file()
     }
 
-    /// Renames the file to its final path; returns its length in bytes.
+    /// Renames the file to its final path; returns its length in bytes. After sudo(8), the file is
+    /// handed to the user who ran it, if the directory is that user's.
     ///
     /// # Errors
     /// The file cannot be stored or renamed.
@@ -80,6 +80,15 @@ impl Draft {
         let cannot = || format!("cannot write {}", self.path.display());
         self.file.as_file().sync_all().with_context(cannot)?;
         let length = self.file.as_file().metadata().with_context(cannot)?.len();
+        if Uid::effective().is_root() {
+            let number = |name| std::env::var(name).ok()?.parse().ok();
+            hand_over(
+                self.file(),
+                &self.path,
+                number("SUDO_UID"),
+                number("SUDO_GID"),
+            );
+        }
         let path = &self.path;
         let kept = if self.is_new {
             self.file.persist_noclobber(path)
@@ -89,6 +98,23 @@ impl Draft {
         let kept = kept.map_err(|error| error.error);
         kept.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(length)
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Gives an open file at `path` to a user, if the directory is that user's. Otherwise, and after a
+/// failure, it stays root's.
+fn hand_over(file: &File, path: &Path, user: Option<u32>, group: Option<u32>) {
+    if let (Some(user), Some(group), Ok(folder)) = (user, group, folder_of(path).metadata())
+        && folder.uid() == user
+    {
+        let _ = fchown(file, Some(user), Some(group));
     }
 }
 
@@ -125,6 +151,26 @@ mod tests {
         assert_eq!(std::fs::read(&path).expect("read"), b"new one");
         let mode = path.metadata().expect("metadata").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_is_handed_over_in_a_directory_of_the_user_only() {
+        if !Uid::effective().is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("folder");
+        let draft = Draft::create(&folder.path().join("a")).expect("draft");
+        let owner = |user, group| {
+            hand_over(draft.file(), &draft.path, user, group);
+            let data = draft.file().metadata().expect("metadata");
+            (data.uid(), data.gid())
+        };
+        assert_eq!(owner(Some(1234), Some(1235)), (0, 0), "root's directory");
+        std::os::unix::fs::chown(folder.path(), Some(1234), None).expect("chown");
+        assert_eq!(owner(Some(1234), None), (0, 0));
+        assert_eq!(owner(Some(1236), Some(1235)), (0, 0), "another user");
+        assert_eq!(owner(Some(1234), Some(1235)), (1234, 1235));
     }
 
     #[test]

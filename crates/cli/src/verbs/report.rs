@@ -21,9 +21,7 @@ mod timeline;
 mod trace;
 mod trial;
 
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -200,10 +198,9 @@ fn write(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    // For the owner only, as the recording is, whose content it shows.
     let mut temporary = tempfile::Builder::new()
         .prefix(".seikan-report-")
-        // The usual mode of a new file; the umask applies.
-        .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory)
         .with_context(context)?;
     temporary.write_all(bytes).with_context(context)?;

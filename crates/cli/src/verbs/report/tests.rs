@@ -1,5 +1,7 @@
 //! Whole reports of handmade recordings.
 
+use std::os::unix::fs::PermissionsExt;
+
 use seikan_diagnose::stats::Interval;
 use seikan_diagnose::trial::{Attempt, Block, Decision, Trial};
 use seikan_diagnose::{Cause, Evidence, Remedy};
@@ -223,4 +225,13 @@ fn a_file_is_replaced_and_never_half_written() {
     assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 1);
     let error = write(&folder.path().join("none/page.html"), b"").expect_err("no folder");
     assert!(format!("{error:#}").contains("none/page.html"), "{error:#}");
+}
+
+#[test]
+fn only_its_owner_can_read_a_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("page.html");
+    write(&file, b"page").expect("written");
+    let mode = file.metadata().expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }
