@@ -2,7 +2,7 @@
 //! failures of hosts and links. Interface names are unique per test, so that all can run at once.
 
 use std::fs;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use seikan_sys::netlink::Family;
 
 use crate::common::{
-    PATIENCE, TUNNEL_PORT, World, eventually, in_world, key_pair, monitor_of, skip, stderr,
+    PATIENCE, TUNNEL_PORT, Tunnel, World, eventually, in_world, key_pair, monitor_of, skip, stderr,
 };
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
@@ -284,6 +284,76 @@ fn a_name_that_cannot_be_resolved_yet_is_tried_again() {
         eventually("no tunnel", || world.left.has_tunnel());
         fs::write(&hosts, "192.0.2.2 right.example\n").expect("write");
         assert!(world.answers_within(PATIENCE));
+    });
+}
+
+/// Starts the left with files of its own in place of /etc/hosts, without a name in it, and /etc/resolv.conf.
+fn up_without_names(world: &World, resolv_conf: &str) -> Tunnel {
+    let file = |name: &str| world.folder.path().join(name);
+    fs::write(file("hosts"), "127.0.0.1 localhost\n").expect("write");
+    let resolv_conf = format!("{resolv_conf}options timeout:1 attempts:1\n");
+    fs::write(file("resolv.conf"), resolv_conf).expect("write");
+    fs::create_dir(file("bin")).expect("folder");
+    let resolvconf = file("bin").join("resolvconf");
+    fs::write(&resolvconf, "#!/bin/sh\ncat > /dev/null\n").expect("write");
+    fs::set_permissions(&resolvconf, fs::Permissions::from_mode(0o755)).expect("mode");
+    let script = "mount --bind $folder/hosts /etc/hosts && \
+                  mount --bind $folder/resolv.conf /etc/resolv.conf && \
+                  export PATH=$folder/bin:$PATH && exec $seikan up \"$0\"";
+    let mut command = world.shell(script);
+    world.start(&world.left, command.arg(world.left.config()))
+}
+
+/// Gives the right its name, and waits until the left uses it.
+fn name_the_right(world: &World) {
+    let hosts = world.folder.path().join("hosts");
+    fs::write(hosts, "192.0.2.2 right.example\n").expect("write");
+    assert!(world.answers_within(PATIENCE), "no echo");
+}
+
+#[test]
+fn half_of_the_internet_does_not_swallow_an_endpoint_that_is_resolved_later() {
+    let halves = "AllowedIPs = 0.0.0.0/1, 128.0.0.0/1\nEndpoint = right.example:51820\nPersistentKeepalive = 1";
+    in_world(["", halves], |world| {
+        world.left.know_the_right_by_default_only();
+        // The name server is on a network of this host.
+        world.left.add_address("198.51.100.1/24");
+        let _right = world.up(&world.right);
+        let _left = up_without_names(world, "nameserver 198.51.100.53\n");
+        eventually("no tunnel", || world.left.has_tunnel());
+        name_the_right(world);
+    });
+}
+
+#[test]
+fn names_that_are_looked_up_through_the_tunnel_are_resolved_before_it_is_set_up() {
+    let all = "AllowedIPs = 0.0.0.0/0\nEndpoint = right.example:51820\nPersistentKeepalive = 1";
+    in_world(["DNS = 10.80.0.2", all], |world| {
+        let _right = world.up(&world.right);
+        let mut left = up_without_names(world, "nameserver 198.51.100.53\n");
+        let errors = left.child.stderr.take().expect("piped");
+        let mut line = String::new();
+        let mut errors = BufReader::new(errors);
+        errors.read_line(&mut line).expect("read");
+        assert!(
+            line.contains("cannot resolve the endpoint `right.example`"),
+            "{line}"
+        );
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+        name_the_right(world);
+    });
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_name() {
+    let all = "AllowedIPs = 0.0.0.0/0\nEndpoint = right.example:51820";
+    in_world(["DNS = 10.80.0.2", all], |world| {
+        let mut left = up_without_names(world, "nameserver 198.51.100.53\n");
+        let errors = left.child.stderr.as_mut().expect("piped");
+        errors.read_exact(&mut [0; 8]).expect("a warning");
+        left.signal("TERM");
+        assert_eq!(left.ended().0, Some(0));
+        assert_eq!(world.left.traces(), Vec::<String>::new());
     });
 }
 

@@ -135,7 +135,9 @@ pub fn run(
         ));
     }
     let netlink = Netlink::open()?;
-    let (mut resolved, addresses) = endpoints::resolve_all(&config, &mut log);
+    let resolved = endpoints::resolve_all(&config);
+    resolved.warn(&mut log);
+    let (mut resolved, addresses) = (resolved.config, resolved.addresses);
     resolved.mtu = Some(mtu::inner_mtu(&resolved, &addresses, None, &netlink));
     let (device, end) = Tun::pair(config.name.as_str()).map_err(NodeError::Tun)?;
     let mut node = Node::with_device(&resolved, device)?;

@@ -16,7 +16,7 @@
 //! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
-use crate::endpoints::resolve_all;
+use crate::endpoints::{Resolved, name_servers, resolve_all};
 use crate::former::FormerSessions;
 use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
@@ -44,7 +44,7 @@ use seikan_mesh::web_proxy::{ProxyError, WebProxies};
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
-use seikan_sys::netlink::{Netlink, NetlinkError};
+use seikan_sys::netlink::{Family, Netlink, NetlinkError, TABLE_MAIN};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::privilege::{self, Capability, Identity, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
@@ -63,6 +63,11 @@ use tracing::warn;
 const TOKEN_MONITOR: u64 = (1 << 62) + 32;
 /// Maximum time to wait for the end of an instance whose interface was deleted.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum time until the names of endpoints are resolved that could not be resolved later; about that of wg-quick, and
+/// less than systemd allows a unit for its start (`DefaultTimeoutStartSec`, 90 s).
+const NAMES_PATIENCE: Duration = Duration::from_secs(60);
+/// First pause between two attempts to resolve names; each next one is a fifth longer, as in wg-quick.
+const NAMES_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why `up` failed. Everything that was done was undone.
 #[derive(Debug, thiserror::Error)]
@@ -149,6 +154,12 @@ pub enum UpError {
         interface: String,
         /// Its present use, and the remedy.
         usage: String,
+    },
+    /// The name of an endpoint could not be resolved in time, and never could be once the tunnel is set up.
+    #[error("{error}; all names would be looked up through the tunnel, which needs this one first")]
+    NameInside {
+        /// The error of the last attempt.
+        error: NodeError,
     },
     /// The port is in use.
     #[error(
@@ -455,14 +466,16 @@ impl Work<'_> {
         if self.is_interrupted() {
             return Ok(());
         }
-        let observer = &mut *self.observer;
-        let (mut config, endpoints) =
-            resolve_all(self.config, &mut |warning| observer.warn(warning));
+        let Some(resolved) = self.resolve_endpoints()? else {
+            return Ok(());
+        };
+        let endpoints = resolved.endpoints();
+        let mut config = resolved.config;
         let plan = routes::plan(&config, &endpoints, &self.netlink)?;
         config.fwmark = plan.mark;
         config.mtu = Some(mtu::inner_mtu(
             &config,
-            &endpoints,
+            &endpoints.addresses,
             plan.mark,
             &self.netlink,
         ));
@@ -484,6 +497,43 @@ impl Work<'_> {
                 self.names = config.mesh.as_ref().map(|_| Names::of_proxies());
                 Ok(())
             }
+        }
+    }
+
+    /// Resolves the endpoints, with a warning for each name that fails; returns `None` after a signal. Retries names that
+    /// could not be resolved any more once the tunnel is set up.
+    fn resolve_endpoints(&mut self) -> Result<Option<Resolved>, UpError> {
+        let until = Instant::now() + NAMES_PATIENCE;
+        let mut pause = NAMES_PAUSE;
+        let mut has_warned = false;
+        loop {
+            let mut resolved = resolve_all(self.config);
+            let mut main = Vec::new();
+            if !resolved.failures.is_empty() {
+                for family in [Family::V4, Family::V6] {
+                    main.extend(self.netlink.routes(family, TABLE_MAIN)?);
+                }
+            }
+            if !resolved.is_deadlock(&name_servers(), &main) {
+                resolved.warn(&mut |warning| self.observer.warn(warning));
+                return Ok(Some(resolved));
+            }
+            let (_, error) = resolved.failures.swap_remove(0);
+            let now = Instant::now();
+            if now >= until {
+                return Err(UpError::NameInside { error });
+            }
+            if !std::mem::replace(&mut has_warned, true) {
+                let name = self.config.name.as_str();
+                let warning = Diagnostic::new(Severity::Warning, name, error.to_string());
+                let help = "the tunnel would lead all look-ups of names to this peer: it starts once the name is \
+                            resolved, or fails after a minute";
+                self.observer.warn(warning.with_help(help));
+            }
+            if self.is_interrupted_within(pause.min(until - now)) {
+                return Ok(None);
+            }
+            pause = pause * 6 / 5;
         }
     }
 
@@ -674,6 +724,19 @@ impl Work<'_> {
             self.signals.next(),
             Ok(Some(Signal::Interrupt | Signal::Terminate))
         )
+    }
+
+    /// Waits for a signal that ends the tunnel.
+    fn is_interrupted_within(&mut self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        while !self.is_interrupted() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(100)));
+        }
+        true
     }
 
     /// Adds the information of procfs to an error.

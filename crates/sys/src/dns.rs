@@ -137,6 +137,17 @@ pub fn uses_resolved() -> bool {
     Path::new(RESOLVED_STATE).exists() && resolv_conf::uses_resolved(resolv_conf, nsswitch)
 }
 
+/// Returns the name servers of this host: those that systemd-resolved queries where programs use it, otherwise those of
+/// resolv.conf.
+pub fn servers() -> Vec<IpAddr> {
+    if uses_resolved() {
+        // systemd-resolved.service(8): it writes the servers of all links there.
+        resolv_conf::servers(&Path::new(RESOLVED_STATE).join("resolv.conf"))
+    } else {
+        resolv_conf::servers(Path::new(resolv_conf::FILE))
+    }
+}
+
 /// Makes systemd-resolved query a server of an interface for names under a domain, and for no
 /// others. The setting ends with the interface.
 pub fn route(interface: &str, server: IpAddr, domain: &str) -> Result<AppliedDns, DnsError> {

@@ -249,6 +249,14 @@ fn read(file: &File) -> io::Result<String> {
     }
 }
 
+/// Returns the servers of a file; none if it cannot be read.
+pub(crate) fn servers(path: &Path) -> Vec<IpAddr> {
+    let text = File::open(path).and_then(|file| read(&file));
+    let text = text.unwrap_or_default();
+    let servers = text.lines().filter_map(server);
+    servers.map(|server| server.ip()).collect()
+}
+
 /// Whether lookups on this host go to systemd-resolved: by its address in resolv.conf, or directly
 /// from the C library (nss-resolve(8)).
 pub(crate) fn uses_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use seikan_config::{Config, Overrides, PeerConfig, Table};
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::node::resolve;
-use seikan_node::setup::routes;
+use seikan_node::setup::routes::{self, Endpoints};
 use seikan_node::userspace::adapt;
 use seikan_sys::netlink::{Family, Netlink, Route, TABLE_MAIN};
 use zeroize::Zeroizing;
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         socket.set(&changes.request)?;
     }
     let added = if has_interface {
-        add_routes(&config, &endpoints, &netlink)?
+        add_routes(&config, &running, &endpoints, &netlink)?
     } else {
         0
     };
@@ -353,10 +353,11 @@ fn peer_lines(
 /// Adds the routes of allowed IPs that are missing. Returns their number.
 fn add_routes(
     config: &Config,
+    running: &Running,
     endpoints: &BTreeMap<String, SocketAddr>,
     netlink: &Netlink,
 ) -> anyhow::Result<usize> {
-    let endpoints: Vec<_> = endpoints.values().map(SocketAddr::ip).collect();
+    let endpoints = planned(config, running, endpoints);
     let plan = routes::plan(config, &endpoints, netlink)?;
     let index = netlink.link(config.name.as_str())?.index;
     let mut there = netlink.all_routes(Family::V4)?;
@@ -387,6 +388,34 @@ fn add_routes(
         );
     }
     Ok(added)
+}
+
+/// Returns the endpoints for a plan of routes. A name that cannot be resolved now may be known to the tunnel, which
+/// otherwise resolves it later.
+fn planned(
+    config: &Config,
+    running: &Running,
+    endpoints: &BTreeMap<String, SocketAddr>,
+) -> Endpoints {
+    let mut planned = Endpoints {
+        addresses: endpoints.values().map(SocketAddr::ip).collect(),
+        has_unknown: false,
+    };
+    for peer in config.peers.iter().filter(|peer| peer.endpoint.is_some()) {
+        let key = hex(peer.public_key.as_bytes());
+        if endpoints.contains_key(&*key) {
+            continue;
+        }
+        // The name of a new peer is resolved by the next reload only.
+        let Some(before) = running.peers.get(&*key) else {
+            continue;
+        };
+        match before.endpoint {
+            Some(endpoint) => planned.addresses.push(endpoint.ip()),
+            None => planned.has_unknown = true,
+        }
+    }
+    planned
 }
 
 /// A key in hexadecimal digits.

@@ -120,7 +120,7 @@ impl Change {
                 suppress,
                 ..
             } => match (unless_mark, suppress) {
-                (Some(mark), None) => mark == table,
+                (Some(mark), _) => mark == table,
                 (None, Some(_)) => *table == TABLE_MAIN,
                 _ => false,
             },

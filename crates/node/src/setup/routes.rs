@@ -7,7 +7,8 @@
 //!
 //! Unlike wg-quick, the same is done for any other prefix that contains a peer's endpoint (`AllowedIPs =
 //! 0.0.0.0/1, 128.0.0.0/1`, or a site's network that contains its own gateway). Unlike a host route to the
-//! endpoint, a mark still works when the peer roams or the host's default route changes.
+//! endpoint, a mark still works when the peer roams or the host's default route changes. An endpoint whose name
+//! could not be resolved yet may be in any prefix.
 
 use ipnet::IpNet;
 use seikan_config::{Config, Mode, Table};
@@ -43,10 +44,27 @@ impl Plan {
     }
 }
 
-/// Reads the kernel's tables and returns a plan. `endpoints` are the addresses of peers.
+/// Endpoints of the configured peers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Addresses of those that are known.
+    pub addresses: Vec<IpAddr>,
+    /// Whether there is another one, whose name could not be resolved yet.
+    pub has_unknown: bool,
+}
+
+/// Endpoints and the tables that route to them.
+#[derive(Debug, Clone, Default)]
+struct Routed {
+    /// Known endpoints, each with the prefix length of its current route.
+    known: Vec<(IpAddr, Option<u8>)>,
+    has_unknown: bool,
+}
+
+/// Reads the kernel's tables and returns a plan.
 pub fn plan(
     config: &Config,
-    endpoints: &[IpAddr],
+    endpoints: &Endpoints,
     netlink: &Netlink,
 ) -> Result<Plan, NetlinkError> {
     if config.mode == Mode::Ethernet {
@@ -58,38 +76,48 @@ pub fn plan(
     }
     let mut main = netlink.routes(Family::V4, TABLE_MAIN)?;
     main.extend(netlink.routes(Family::V6, TABLE_MAIN)?);
-    let swallows = swallowed(endpoints, &main);
+    let endpoints = routed(endpoints, &main);
     let mut rules = netlink.rules(Family::V4)?;
     rules.extend(netlink.rules(Family::V6)?);
     let mut table = None;
-    if config.fwmark.filter(|mark| *mark != 0).is_none() && needs_table(config, &swallows) {
+    if config.fwmark.filter(|mark| *mark != 0).is_none() && needs_table(config, &endpoints) {
         table = Some(free_table(netlink, &rules)?);
     }
-    Ok(make(config, table, &swallows, &rules))
+    Ok(make(config, table, &endpoints, &rules))
 }
 
-/// Returns the prefix length of the current route to each endpoint.
-fn swallowed(endpoints: &[IpAddr], main: &[Route]) -> Vec<(IpAddr, Option<u8>)> {
-    let best = |endpoint: &IpAddr| {
-        main.iter()
-            .filter(|route| route.destination.contains(endpoint))
-            .map(|route| route.destination.prefix_len())
-            .max()
-    };
-    endpoints.iter().map(|ip| (*ip, best(ip))).collect()
+/// Finds the prefix length of the current route to each endpoint.
+fn routed(endpoints: &Endpoints, main: &[Route]) -> Routed {
+    let best = |ip: &IpAddr| (*ip, best_route(*ip, main));
+    Routed {
+        known: endpoints.addresses.iter().map(best).collect(),
+        has_unknown: endpoints.has_unknown,
+    }
 }
 
-/// Whether a route for this prefix would send datagrams for a peer into the tunnel.
-fn needs_mark(prefix: &IpNet, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
+/// Returns the prefix length of the route to an address.
+pub fn best_route(to: IpAddr, routes: &[Route]) -> Option<u8> {
+    let matching = routes
+        .iter()
+        .filter(|route| route.destination.contains(&to));
+    matching.map(|route| route.destination.prefix_len()).max()
+}
+
+/// Whether a route for this prefix would send datagrams for a peer into the tunnel. An unknown endpoint may be in any
+/// prefix; in the network of one of the interface's addresses, a mark would not help: the kernel's own route to that
+/// network leads into the tunnel.
+fn needs_mark(prefix: &IpNet, config: &Config, endpoints: &Routed) -> bool {
     let swallows = |(endpoint, best): &(IpAddr, Option<u8>)| {
         prefix.contains(endpoint) && best.is_none_or(|best| prefix.prefix_len() > best)
     };
-    prefix.prefix_len() == 0 || endpoints.iter().any(swallows)
+    prefix.prefix_len() == 0
+        || endpoints.known.iter().any(swallows)
+        || endpoints.has_unknown && !is_covered(prefix, &config.addresses)
 }
 
-fn needs_table(config: &Config, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
+fn needs_table(config: &Config, endpoints: &Routed) -> bool {
     let mut prefixes = config.peers.iter().flat_map(|peer| &peer.allowed_ips);
-    config.table == Table::Auto && prefixes.any(|prefix| needs_mark(prefix, endpoints))
+    config.table == Table::Auto && prefixes.any(|prefix| needs_mark(prefix, config, endpoints))
 }
 
 /// Returns the first number that no route or rule uses.
@@ -108,12 +136,7 @@ fn free_table(netlink: &Netlink, rules: &[Rule]) -> Result<u32, NetlinkError> {
     Ok(FIRST_TABLE) // not reached: there are four billion tables
 }
 
-fn make(
-    config: &Config,
-    own: Option<u32>,
-    endpoints: &[(IpAddr, Option<u8>)],
-    rules: &[Rule],
-) -> Plan {
+fn make(config: &Config, own: Option<u32>, endpoints: &Routed, rules: &[Rule]) -> Plan {
     let mark = config.fwmark.filter(|mark| *mark != 0).or(own);
     let mut prefixes: Vec<IpNet> = config
         .peers
@@ -126,16 +149,16 @@ fn make(
         mark,
         ..Plan::default()
     };
-    // The shortest prefix of each family in the tunnel's own table.
-    let mut shortest = [(Family::V4, None), (Family::V6, None)];
+    // Prefix lengths of each family in the tunnel's own table, longest first.
+    let mut own = [(Family::V4, Vec::new()), (Family::V6, Vec::new())];
     for prefix in prefixes {
         let table = match (config.table, mark) {
             (Table::Off, _) => continue,
             (Table::Number(table), _) => table,
-            (Table::Auto, Some(mark)) if needs_mark(&prefix, endpoints) => {
-                for (family, length) in &mut shortest {
+            (Table::Auto, Some(mark)) if needs_mark(&prefix, config, endpoints) => {
+                for (family, lengths) in &mut own {
                     if *family == Family::of(prefix.addr()) {
-                        *length = Some(prefix.prefix_len());
+                        lengths.push(prefix.prefix_len());
                     }
                 }
                 mark
@@ -146,11 +169,8 @@ fn make(
         plan.routes.push((prefix, table));
     }
     if let Some(mark) = mark {
-        for (family, length) in shortest {
-            if let Some(length) = length {
-                let priority = free_priority(family, rules);
-                plan.rules.extend(rules_for(family, mark, length, priority));
-            }
+        for (family, lengths) in own {
+            plan.rules.extend(rules_for(family, mark, &lengths, rules));
         }
     }
     plan
@@ -161,26 +181,37 @@ fn is_covered(prefix: &IpNet, addresses: &[IpNet]) -> bool {
     addresses.iter().any(|net| net.trunc().contains(prefix))
 }
 
-/// Returns the larger of two priorities that precede all other rules except the local table's.
+/// Returns the largest priority that precedes all other rules except the local table's.
 fn free_priority(family: Family, rules: &[Rule]) -> u32 {
     let taken = rules.iter().filter(|rule| rule.family == family);
     let first = taken.filter_map(|rule| rule.priority.filter(|priority| *priority > 0));
     first.min().unwrap_or(LOWEST_KERNEL_RULE).saturating_sub(1)
 }
 
-/// The first rule consults the main table for more specific routes than the tunnel's; the second, the tunnel's
-/// table for packets without the mark.
-fn rules_for(family: Family, mark: u32, shortest: u8, priority: u32) -> [Rule; 2] {
-    let tunnel = Rule {
-        priority: Some(priority),
-        ..Rule::unless_marked(family, mark, mark)
-    };
-    let main = Rule {
-        priority: Some(priority.saturating_sub(1)),
-        suppress_prefix_length: Some(u32::from(shortest.saturating_sub(1))),
-        ..Rule::suppress_default(family)
-    };
-    [tunnel, main]
+/// Returns two rules for each length of the tunnel's prefixes, which come longest first: the first consults the main
+/// table for more specific routes; the second, the tunnel's table for packets without the mark. So the longest prefix
+/// of both tables applies, as if they were one table.
+fn rules_for(family: Family, mark: u32, lengths: &[u8], others: &[Rule]) -> Vec<Rule> {
+    let shorter = lengths.iter().map(|length| length.saturating_sub(1));
+    let mut shorter: Vec<u32> = shorter.map(u32::from).collect();
+    shorter.dedup();
+    let mut priority = free_priority(family, others);
+    let mut rules = Vec::new();
+    for (i, shorter) in shorter.iter().rev().enumerate() {
+        rules.push(Rule {
+            priority: Some(priority),
+            // The last one of the table takes all its routes.
+            suppress_prefix_length: (i > 0).then_some(*shorter),
+            ..Rule::unless_marked(family, mark, mark)
+        });
+        rules.push(Rule {
+            priority: Some(priority.saturating_sub(1)),
+            suppress_prefix_length: Some(*shorter),
+            ..Rule::suppress_default(family)
+        });
+        priority = priority.saturating_sub(2);
+    }
+    rules
 }
 
 #[cfg(test)]
@@ -217,7 +248,15 @@ mod tests {
 
     /// Where the endpoint 192.0.2.1 is reached by the host's default route.
     fn plan_for(interface: &str, allowed: &str) -> Plan {
-        let endpoints = swallowed(&["192.0.2.1".parse().expect("ip")], &[route("0.0.0.0/0")]);
+        plan_with(interface, allowed, false)
+    }
+
+    fn plan_with(interface: &str, allowed: &str, has_unknown: bool) -> Plan {
+        let endpoints = Endpoints {
+            addresses: vec!["192.0.2.1".parse().expect("ip")],
+            has_unknown,
+        };
+        let endpoints = routed(&endpoints, &[route("0.0.0.0/0")]);
         let config = config(interface, allowed);
         let own = needs_table(&config, &endpoints).then_some(FIRST_TABLE);
         make(&config, own, &endpoints, &[])
@@ -288,12 +327,40 @@ mod tests {
 
     #[test]
     fn an_endpoint_on_a_more_specific_network_needs_no_mark() {
-        let endpoints = swallowed(
-            &["192.0.2.1".parse().expect("ip")],
-            &[route("0.0.0.0/0"), route("192.0.2.0/24")],
+        let endpoints = Endpoints {
+            addresses: vec!["192.0.2.1".parse().expect("ip")],
+            has_unknown: false,
+        };
+        let endpoints = routed(&endpoints, &[route("0.0.0.0/0"), route("192.0.2.0/24")]);
+        let config = config("", "10.0.0.0/8");
+        assert!(!needs_mark(&net("192.0.0.0/16"), &config, &endpoints));
+        assert!(needs_mark(&net("192.0.2.0/25"), &config, &endpoints));
+    }
+
+    #[test]
+    fn an_unknown_endpoint_may_be_in_any_prefix_but_the_interfaces_own_network() {
+        let plan = plan_with("Address = 10.0.0.2/24", "8.0.0.0/7, 10.0.0.1/32", true);
+        assert_eq!(plan.routes, [(net("8.0.0.0/7"), FIRST_TABLE)]);
+        assert_eq!(plan.own_table(), Some(FIRST_TABLE));
+        let plan = plan_with("Address = 10.0.0.2/24", "10.0.0.1/32", true);
+        assert_eq!(plan, Plan::default());
+    }
+
+    #[test]
+    fn the_longest_prefix_of_both_tables_applies() {
+        let plan = plan_with("", "0.0.0.0/0, 10.1.0.0/16, 10.2.0.0/16", true);
+        let mut rules = plan.rules;
+        rules.sort_by_key(|rule| rule.priority);
+        let texts: Vec<String> = rules.iter().map(Rule::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "IPv4 rule lookup 254 suppress_prefixlength 15",
+                "IPv4 rule not fwmark 0xca6c lookup 51820 suppress_prefixlength 15",
+                "IPv4 rule lookup 254 suppress_prefixlength 0",
+                "IPv4 rule not fwmark 0xca6c lookup 51820",
+            ]
         );
-        assert!(!needs_mark(&net("192.0.0.0/16"), &endpoints));
-        assert!(needs_mark(&net("192.0.2.0/25"), &endpoints));
     }
 
     #[test]
@@ -309,7 +376,7 @@ mod tests {
 
     #[test]
     fn rules_go_before_those_of_other_tunnels() {
-        let others = rules_for(Family::V4, 7, 0, 32765);
+        let others = rules_for(Family::V4, 7, &[0], &[]);
         assert_eq!(free_priority(Family::V4, &others), 32763);
         assert_eq!(free_priority(Family::V6, &others), 32765);
     }
