@@ -1,5 +1,5 @@
-//! Files of recordings and bug reports. They are written to a temporary file and renamed when
-//! complete. Recordings are read as untrusted input.
+//! Files of recordings, bug reports and members. They are written to a temporary file and renamed
+//! when complete. Recordings are read as untrusted input.
 
 use std::fs::File;
 use std::io::Read;
@@ -50,7 +50,7 @@ impl Draft {
         })
     }
 
-    /// Creates a recording at a path that must not exist, neither now nor when the file is kept.
+    /// Creates a file at a path that must not exist, neither now nor when the file is kept.
     ///
     /// # Errors
     /// `path` exists, or the file cannot be created.

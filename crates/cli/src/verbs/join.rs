@@ -3,9 +3,9 @@
 //! Makes a key, registers its public key with the coordinator, writes the configuration of the
 //! member, and starts the tunnel.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -24,6 +24,7 @@ use seikan_sys::netlink::{Family, Netlink, Route, RouteType};
 use zeroize::Zeroizing;
 
 use super::genkey::random_bytes;
+use crate::recording::Draft;
 use crate::service;
 use crate::userspace::UserspaceArguments;
 
@@ -123,23 +124,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let web_proxies = WebProxies::from_env()?;
     let web_proxy = web_proxies.of_url(&arguments.url.to_string());
-    // The file is created before the token is used up: the directory may not be writable.
-    let mut written = create(&file)?;
-    let outcome =
-        register_host(arguments, &token, &name, &web_proxies).and_then(|(joined, text)| {
-            let written = written
-                .write_all(text.as_bytes())
-                .and_then(|()| written.sync_all());
-            written.with_context(|| format!("cannot write {}", file.display()))?;
-            Ok(joined)
-        });
-    let joined = match outcome {
-        Ok(joined) => joined,
-        Err(error) => {
-            let _ = fs::remove_file(&file);
-            return Err(error);
-        }
-    };
+    // The directory may not be writable: this is tried before the token is used up. The file itself appears when it is
+    // complete, since its presence says that this host has joined.
+    drop(create(&file)?);
+    let (joined, text, credential) = register_host(arguments, &token, &name, &web_proxies)?;
+    if let Err(error) = write(&file, &text) {
+        return Err(withdraw(arguments, credential, &name, &web_proxies, error));
+    }
     let mut out = io::stdout();
     writeln!(out, "joined as {name}: wrote {}", file.display())?;
     for address in &joined.addresses {
@@ -178,13 +169,13 @@ fn start(file: &Path, arguments: &Arguments) -> anyhow::Error {
     anyhow::Error::new(error).context("cannot run `seikan up`")
 }
 
-/// Registers this host with the coordinator; returns the answer and the configuration made of it.
+/// Registers this host with the coordinator; returns the answer, the configuration made of it, and the credential.
 fn register_host(
     arguments: &Arguments,
     token: &Token,
     name: &Name,
     web_proxies: &WebProxies,
-) -> anyhow::Result<(Joined, Zeroizing<String>)> {
+) -> anyhow::Result<(Joined, Zeroizing<String>, Credential)> {
     // Netlink is opened before the token is used up, because it may fail.
     let netlink = Netlink::open()?;
     let routes = routes(&netlink)?;
@@ -214,19 +205,13 @@ fn register_host(
             .link_by_index(index)
             .map_or_else(|_| format!("interface {index}"), |link| link.name)
     }) {
-        // This host is a member by now. Its name has to be free for another attempt.
-        let client = Client::new(
-            &arguments.url,
-            arguments.pin,
-            Some(request.credential),
-            web_proxies.clone(),
-        )?;
-        return Err(match wait_for(client.leave()) {
-            Ok(()) => error.context("cannot join; the token may be used up"),
-            Err(_) => error.context(format!(
-                "cannot join, but the coordinator lists {name} as a member; revoke it there"
-            )),
-        });
+        return Err(withdraw(
+            arguments,
+            request.credential,
+            name,
+            web_proxies,
+            error,
+        ));
     }
     let member = Member {
         key: &key,
@@ -237,7 +222,31 @@ fn register_host(
         port: arguments.port,
     };
     let text = member.to_toml();
-    Ok((joined, text))
+    Ok((joined, text, request.credential))
+}
+
+/// Unregisters this host, which is a member although it cannot join: its name has to be free for another attempt. Adds
+/// the outcome to the error.
+fn withdraw(
+    arguments: &Arguments,
+    credential: Credential,
+    name: &Name,
+    web_proxies: &WebProxies,
+    error: anyhow::Error,
+) -> anyhow::Error {
+    let credential = Some(credential);
+    let client = Client::new(
+        &arguments.url,
+        arguments.pin,
+        credential,
+        web_proxies.clone(),
+    );
+    match client.and_then(|client| wait_for(client.leave())) {
+        Ok(()) => error.context("cannot join; the token may be used up"),
+        Err(_) => error.context(format!(
+            "cannot join, but the coordinator lists {name} as a member; revoke it there"
+        )),
+    }
 }
 
 /// Returns the routes of this host that a mesh network must not overlap: all except default routes,
@@ -324,7 +333,8 @@ fn configuration_file(target: &str, interface: &str) -> PathBuf {
     }
 }
 
-fn create(file: &Path) -> anyhow::Result<fs::File> {
+/// Creates the file's directory, and a temporary file there.
+fn create(file: &Path) -> anyhow::Result<Draft> {
     let failed = || {
         format!(
             "cannot write {}; run as root, or name another file with --iface",
@@ -341,12 +351,15 @@ fn create(file: &Path) -> anyhow::Result<fs::File> {
             .create(directory)
             .with_context(failed)?;
     }
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(file)
-        .with_context(failed)
+    Draft::create_new(file).with_context(failed)
+}
+
+/// Writes the file in one step: it is complete, or it does not exist.
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    let draft = Draft::create_new(file)?;
+    let written = draft.file().write_all(text.as_bytes());
+    written.with_context(|| format!("cannot write {}", file.display()))?;
+    draft.keep().map(drop)
 }
 
 /// Returns the host name up to the first dot.

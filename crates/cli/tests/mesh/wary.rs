@@ -1,8 +1,9 @@
 //! Trust of a host: known keys of members, and networks that it accepts.
 
-use crate::common::{Tunnel, eventually, stderr};
+use crate::common::{PATIENCE, Tunnel, eventually, stderr};
 use crate::mesh::site::{Host, Site, at_a_site};
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
@@ -132,6 +133,60 @@ fn join_refuses_networks_in_use() {
         }
         let (output, written) = try_join(site, &other, "other", &[]);
         assert!(written, "{}", stderr(&output));
+    });
+}
+
+#[test]
+fn an_interrupted_join_leaves_nothing_that_prevents_the_next() {
+    at_a_site(|site| {
+        let coordinator = site.coordinator();
+        let [token, pin] = site.token(&[]);
+        drop(coordinator);
+        // It accepts connections and does not answer.
+        let silent = site.netns.run(|| TcpListener::bind("192.0.2.1:7443"));
+        let silent = silent.expect("namespace").expect("a listener");
+        let host = site.host();
+        let file = host.file();
+        let words = ["join", "https://192.0.2.1:7443", "--token", &token];
+        let more = ["--pin", &pin, "--name", "host", "--iface", &file];
+        let command = &mut host.command(&[&words[..], &more].concat());
+        let mut join = host.start(command);
+        let connection = silent.accept().expect("a connection");
+        let entries = || fs::read_dir(&host.folder).expect("a folder").flatten();
+        let of_file = |entry: &fs::DirEntry| {
+            let name = entry.file_name();
+            name.to_string_lossy().contains(host.interface.as_str())
+        };
+        assert_eq!(entries().filter(of_file).count(), 0);
+        join.signal("KILL");
+        join.wait(PATIENCE);
+        drop((silent, connection));
+        let _coordinator = site.coordinator();
+        let output = host.try_join("host", [&token, &pin]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(entries().filter(of_file).count(), 1);
+    });
+}
+
+#[test]
+fn a_join_that_cannot_write_its_file_leaves_the_mesh() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let [token, pin] = site.token(&[]);
+        let host = site.host();
+        let small = host.folder.join("small");
+        let small = small.to_str().expect("UTF-8");
+        let file = format!("{small}/{}.toml", host.interface);
+        let script = "mkdir $0 && mount -t tmpfs -o size=16k none $0 && \
+             { cat /dev/zero > $0/fill 2>/dev/null; true; } && \"$@\"; ls -A $0";
+        let words = ["-c", script, small, env!("CARGO_BIN_EXE_seikan"), "join"];
+        let more = ["https://192.0.2.1:7443", "--token", &token, "--pin", &pin];
+        let last = ["--name", "host", "--iface", &file, "--no-up"];
+        let output = host.run_program("sh", &[&words[..], &more, &last].concat());
+        let said = stderr(&output);
+        assert!(said.contains("No space left on device"), "{said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "fill\n", "{said}");
+        assert!(site.members().is_empty(), "{:?}", site.members());
     });
 }
 
