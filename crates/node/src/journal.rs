@@ -2,7 +2,8 @@
 //!
 //! The interface disappears with the daemon, and addresses and routes disappear with the interface. Rules,
 //! sysctls, name servers and firewall tables do not. Each is written to `/run/seikan` *before* it is made
-//! ([`Journal::will_do`]), and the file is removed once all are undone ([`Journal::take_back`]). The monitor
+//! ([`Journal::will_do`]), and the file is removed once all are undone ([`Journal::take_back`]); a change that cannot
+//! be undone stays in it, for the next attempt. The monitor
 //! owns the file; it outlives a daemon that was killed, and undoes everything. If the monitor was killed too,
 //! `down` or the next `up` of the interface does it ([`Journal::open`]); after a reboot, only for changes that
 //! outlive one ([`Undo::outlives_boot`]).
@@ -106,7 +107,8 @@ pub struct Journal<C: Undo = Change> {
 }
 
 impl<C: Undo> Journal<C> {
-    /// Takes the lock. The second value is the changes of a killed instance, which the caller undoes.
+    /// Takes the lock. The second value is the changes of an earlier instance, which the caller undoes before it calls
+    /// [`Journal::settle`]. Until then they stay recorded.
     ///
     /// # Errors
     /// [`JournalError::Locked`] while another process has the lock; [`JournalError::File`] if no file can be
@@ -132,12 +134,32 @@ impl<C: Undo> Journal<C> {
         if owner.is_some_and(|owner| owner.is_of_another_boot()) {
             left.retain(C::outlives_boot);
         }
-        write_owner(&mut file).map_err(failed)?;
+        // This process may be killed before they are undone.
+        let file = replace(&path, &left).map_err(failed)?;
         let journal = Journal {
             file: Some((file, path)),
-            changes: Vec::new(),
+            changes: left.clone(),
         };
         Ok((journal, left))
+    }
+
+    /// Takes the outcome of undoing the changes of an earlier instance: the remaining ones are undone with this
+    /// instance's.
+    ///
+    /// # Errors
+    /// [`JournalError::File`]: the file has all changes of the earlier instance.
+    pub fn settle(&mut self, remaining: Vec<C>) -> Result<(), JournalError> {
+        if self.changes == remaining {
+            return Ok(());
+        }
+        self.changes = remaining;
+        if let Some((file, path)) = &mut self.file {
+            *file = replace(path, &self.changes).map_err(|source| JournalError::File {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        Ok(())
     }
 
     /// A journal that does not survive the process.
@@ -203,15 +225,26 @@ impl<C: Undo> Journal<C> {
     }
 
     /// Undoes all changes, the last first, and removes the file. Continues after a failure, and returns all
-    /// failures.
+    /// failures. The file stays if there is one, with the changes that could not be undone.
     pub fn take_back(&mut self) -> Vec<String> {
-        let failures = take_back(std::mem::take(&mut self.changes));
+        let failures = self.revert();
+        self.close();
+        failures
+    }
+
+    /// Undoes all changes as [`Journal::take_back`] does. The file stays locked, and as it is, until [`Journal::close`].
+    pub fn revert(&mut self) -> Vec<String> {
+        let (remaining, failures) = take_back(std::mem::take(&mut self.changes));
+        self.changes = remaining;
+        failures
+    }
+
+    /// Removes the file, or leaves it with the remaining changes, and releases the lock.
+    pub fn close(&mut self) {
         if let Some((file, path)) = self.file.take() {
-            // Before the lock is released, so that no process locks a file that is about to be removed.
-            let _ = fs::remove_file(path);
+            store(&path, &self.changes);
             drop(file);
         }
-        failures
     }
 }
 
@@ -219,23 +252,27 @@ impl<C: Undo> Drop for Journal<C> {
     /// Removes an empty journal; one with changes is left for the process that cleans up.
     fn drop(&mut self) {
         if self.changes.is_empty() {
-            self.take_back();
+            self.close();
         }
     }
 }
 
 /// Undoes changes, the last first. Of two changes of the same object, such as a recreated interface, the last
-/// has the old value.
-pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
-    let mut undone: Vec<C> = Vec::new();
-    let mut failures = Vec::new();
+/// has the old value. Returns the changes that could not be undone, in their order, and the reasons.
+pub fn take_back<C: Undo>(changes: Vec<C>) -> (Vec<C>, Vec<String>) {
+    let mut tried: Vec<C> = Vec::new();
+    let (mut remaining, mut failures) = (Vec::new(), Vec::new());
     for change in changes.into_iter().rev() {
-        if !undone.iter().any(|other| other.undoes_as(&change)) {
-            undone.push(change.clone());
-            failures.extend(change.take_back().err());
+        if !tried.iter().any(|other| other.undoes_as(&change)) {
+            tried.push(change.clone());
+            if let Err(failure) = change.clone().take_back() {
+                remaining.push(change);
+                failures.push(failure);
+            }
         }
     }
-    failures
+    remaining.reverse();
+    (remaining, failures)
 }
 
 /// Runs in the process that outlives `pid`, and undoes its changes. `first` gets the changes before. Does
@@ -247,16 +284,16 @@ pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) 
     let Ok(Some(mut file)) = lock(path, CLEAN_UP_PATIENCE) else {
         return Vec::new();
     };
-    let failures = match read(&mut file) {
+    match read(&mut file) {
         Ok((Some(owner), changes)) if owner.pid == pid => {
             first(&changes);
-            take_back(changes)
+            let (remaining, failures) = take_back(changes);
+            store(path, &remaining);
+            failures
         }
         // Another instance has taken the journal first.
-        _ => return Vec::new(),
-    };
-    let _ = fs::remove_file(path);
-    failures
+        _ => Vec::new(),
+    }
 }
 
 /// Undoes the changes recorded in a file that is not locked, and removes it. Returns the changes, and the
@@ -278,9 +315,11 @@ pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), JournalError>
                 pid: owner(path),
             })?;
     let (_, changes) = read(&mut file).map_err(failed)?;
-    let failures = take_back(changes.clone());
-    if failures.is_empty() {
+    let (remaining, failures) = take_back(changes.clone());
+    if remaining.is_empty() {
         fs::remove_file(path).map_err(failed)?;
+    } else {
+        replace(path, &remaining).map_err(failed)?;
     }
     Ok((changes, failures))
 }
@@ -354,14 +393,42 @@ fn owner(path: &Path) -> Option<u32> {
     Some(Owner::parse(text.lines().next()?)?.pid)
 }
 
-fn write_owner(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
-    file.seek(SeekFrom::Start(0))?;
-    let (pid, boot) = (std::process::id(), boot_id().unwrap_or_default());
-    file.write_all(format!("{pid} {boot}\n").as_bytes())
+/// Replaces the file at `path`, whose lock this process has, by one of this process with these changes. Returns the new
+/// file, which is locked before it has its name. In place of a replacement, a process that is killed half-way would lose
+/// changes.
+fn replace<C: Undo>(path: &Path, changes: &[C]) -> io::Result<File> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    let new = path.with_file_name(name);
+    let write = || {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(true);
+        let mut file = options.mode(0o600).open(&new)?;
+        file.lock()?;
+        let (pid, boot) = (std::process::id(), boot_id().unwrap_or_default());
+        file.write_all(format!("{pid} {boot}\n").as_bytes())?;
+        changes
+            .iter()
+            .try_for_each(|change| append(&mut file, change))?;
+        fs::rename(&new, path)?;
+        Ok(file)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
 }
 
-/// Reads one change per line; an incomplete line, after a full disk, is skipped.
+/// Removes the file at `path`, whose lock this process has, or leaves it with the remaining changes. If that fails, it
+/// stays as it is.
+fn store<C: Undo>(path: &Path, remaining: &[C]) {
+    // Before the lock is released, so that no process locks a file that is about to be removed.
+    let _ = match remaining {
+        [] => fs::remove_file(path),
+        _ => replace(path, remaining).map(drop),
+    };
+}
+
+/// Reads one change per line; a line that is none is skipped.
 fn read<C: Undo>(file: &mut File) -> io::Result<(Option<Owner>, Vec<C>)> {
     file.seek(SeekFrom::Start(0))?;
     let mut lines = BufReader::new(file).lines();
@@ -377,13 +444,17 @@ fn read<C: Undo>(file: &mut File) -> io::Result<(Option<Owner>, Vec<C>)> {
 fn append<C: Undo>(file: &mut File, change: &C) -> io::Result<()> {
     let mut line = serde_json::to_vec(change)?;
     line.push(b'\n');
-    file.seek(SeekFrom::End(0))?;
-    file.write_all(&line)
+    let end = file.seek(SeekFrom::End(0))?;
+    file.write_all(&line).inspect_err(|_| {
+        // On a full disk; the next record must not follow a part of this one on its line.
+        let _ = file.set_len(end);
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice;
 
     fn sysctl(path: &Path) -> Change {
         Change::Sysctl {
@@ -455,6 +526,94 @@ mod tests {
         fs::write(&path, text.replace(&boot, "another")).expect("write");
         let (_, left) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         assert_eq!(left, [name_server]);
+    }
+
+    #[test]
+    fn changes_stay_recorded_until_they_are_undone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let open = || Journal::<Change>::open(folder.path(), "wg0").expect("open");
+        let (mut journal, _) = open();
+        let changes = [Change::Hooks, sysctl(Path::new("/switch"))];
+        for change in changes.clone() {
+            journal.will_do(change).expect("note");
+        }
+        drop(journal);
+        // As one that is killed before it has undone them.
+        let (journal, left) = open();
+        assert_eq!(left, changes);
+        journal.leave_to_the_other();
+        let (mut journal, left) = open();
+        assert_eq!(left, changes);
+        journal.settle(vec![Change::Hooks]).expect("settled");
+        journal.leave_to_the_other();
+        let (mut journal, left) = open();
+        assert_eq!(left, [Change::Hooks]);
+        journal.settle(Vec::new()).expect("settled");
+        drop(journal);
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 0);
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_undone_stays_recorded() {
+        let folder = tempfile::tempdir().expect("folder");
+        let switch = folder.path().join("switch");
+        fs::write(&switch, "1").expect("write");
+        // A directory cannot be written.
+        let stuck = sysctl(folder.path());
+        let note = |path: &Path| {
+            let (mut journal, _) = Journal::open(path, "wg0").expect("open");
+            for change in [stuck.clone(), sysctl(&switch)] {
+                journal.will_do(change).expect("note");
+            }
+            journal
+        };
+        let run = folder.path().join("run");
+        let left = || Journal::<Change>::open(&run, "wg0").expect("open").1;
+        let mut journal = note(&run);
+        assert_eq!(journal.take_back().len(), 1);
+        drop(journal);
+        assert_eq!(left(), slice::from_ref(&stuck));
+
+        let run = folder.path().join("other");
+        let left = || Journal::<Change>::open(&run, "wg0").expect("open").1;
+        let journal = note(&run);
+        let path = journal.path().expect("a file").to_owned();
+        drop(journal);
+        let failures = clean_up_after(std::process::id(), &path, |_: &[Change]| ());
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert_eq!(left(), [stuck]);
+    }
+
+    /// Runs itself again with a limit to the size of files, in place of a full disk.
+    #[test]
+    fn a_record_that_does_not_fit_leaves_no_part_of_itself() {
+        const NAME: &str = "journal::tests::a_record_that_does_not_fit_leaves_no_part_of_itself";
+        const LIMITED: &str = "SEIKAN_TEST_LIMITED";
+        if std::env::var_os(LIMITED).is_none() {
+            let script = r#"trap "" XFSZ; ulimit -f 1; exec "$0" --exact "$1""#;
+            let program = std::env::current_exe().expect("a program");
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]).arg(program).arg(NAME);
+            let output = command.env(LIMITED, "1").output().expect("sh");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                output.status.success() && text.contains("1 passed"),
+                "{text}"
+            );
+            return;
+        }
+        let folder = tempfile::tempdir().expect("folder");
+        let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
+        let path = journal.path().expect("a file").to_owned();
+        let changes = (0..100).map(|i| sysctl(Path::new(&format!("/switch/{i}"))));
+        let noted = changes.map(|change| journal.will_do(change));
+        let fit = noted.filter(Result::is_ok).count();
+        assert!((1..100).contains(&fit));
+        let text = fs::read_to_string(&path).expect("read");
+        assert!(
+            text.ends_with('\n') && text.lines().count() == fit + 1,
+            "{text}"
+        );
     }
 
     #[test]

@@ -390,7 +390,7 @@ fn open_journal(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<Journal, UpError> {
-    let (journal, left) = match Journal::open(&options.dirs.run, config.name.as_str()) {
+    let (mut journal, left) = match Journal::open(&options.dirs.run, config.name.as_str()) {
         Ok(opened) => opened,
         Err(error @ JournalError::Locked { .. }) => return Err(error.into()),
         Err(error) => {
@@ -398,7 +398,10 @@ fn open_journal(
             (Journal::in_memory(), Vec::new())
         }
     };
-    monitor::take_back(config.name.as_str(), left, &mut |w| observer.warn(w));
+    let remaining = monitor::take_back(config.name.as_str(), left, &mut |w| observer.warn(w));
+    if let Err(error) = journal.settle(remaining) {
+        observer.warn(setup::without_journal(&error.to_string()));
+    }
     Ok(journal)
 }
 

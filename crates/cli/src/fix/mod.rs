@@ -89,8 +89,8 @@ impl Fix {
                 changes.iter().try_for_each(Change::apply)
             } else {
                 match journal::take_back(changes.to_vec()) {
-                    failures if failures.is_empty() => Ok(()),
-                    failures => bail!("{}", failures.join("; ")),
+                    (_, failures) if failures.is_empty() => Ok(()),
+                    (_, failures) => bail!("{}", failures.join("; ")),
                 }
             }
         };

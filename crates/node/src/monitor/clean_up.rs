@@ -22,8 +22,9 @@ pub fn clean_up(
         return Ok(false);
     }
     let _lock = Lock::take(dirs, name)?;
-    let (journal, left) = Journal::open(&dirs.run, name)?;
-    take_back(name, left, warn);
+    let (mut journal, left) = Journal::open(&dirs.run, name)?;
+    let remaining = take_back(name, left, warn);
+    journal.settle(remaining)?;
     drop(journal);
     let _ = fs::remove_file(dirs.control(name));
     // If another program owned the socket, it would answer.
@@ -45,9 +46,9 @@ pub enum CleanUpError {
     State(#[from] JournalError),
 }
 
-/// Undoes the changes of an earlier instance, with a warning. Changes that a tunnel of this name never makes
-/// are skipped, whoever wrote them into the journal.
-pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)) {
+/// Undoes the changes of an earlier instance, with a warning, and returns those that could not be undone. Changes that a
+/// tunnel of this name never makes are skipped, whoever wrote them into the journal.
+pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)) -> Vec<Change> {
     let (left, foreign): (Vec<_>, Vec<_>) =
         left.into_iter().partition(|change| change.may_be_of(name));
     if !foreign.is_empty() {
@@ -59,17 +60,24 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
         warn(warning.with_help("only root can write the journal: find out who did"));
     }
     if left.is_empty() {
-        return;
+        return Vec::new();
     }
-    let message = "an earlier tunnel of this name was killed; its changes were undone";
+    let has_hooks = left.contains(&Change::Hooks);
+    let (remaining, failures) = crate::journal::take_back(left);
+    let message = if remaining.is_empty() {
+        "an earlier tunnel of this name was killed; its changes were undone"
+    } else {
+        "an earlier tunnel of this name left changes; some could not be undone"
+    };
     let mut warning = Diagnostic::new(Severity::Warning, name, message);
-    if left.contains(&Change::Hooks) {
+    if has_hooks {
         warning = warning.with_help(
             "its hooks did not run: check whether its PreDown and PostDown commands are needed",
         );
     }
     warn(warning);
-    for failure in crate::journal::take_back(left) {
+    for failure in failures {
         warn(Diagnostic::new(Severity::Warning, name, failure));
     }
+    remaining
 }
