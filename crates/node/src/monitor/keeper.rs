@@ -196,11 +196,13 @@ impl<'a> Keeper<'a> {
     }
 
     pub fn end(&mut self) -> Vec<String> {
-        let mut failures = self.journal.take_back();
+        let mut failures = self.journal.revert();
         if self.reached.is_some() {
             let run = hooks::run(self.config, Moment::PostDown);
             failures.extend(run.err().map(|error| error.to_string()));
         }
+        // Last: after a killed daemon, only the lock keeps the next instance from running its hooks meanwhile.
+        self.journal.close();
         self.has_ended = true;
         failures
     }

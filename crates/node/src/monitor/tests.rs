@@ -211,6 +211,27 @@ fn a_reload_ends_before_the_tunnel_is_taken_back() {
 }
 
 #[test]
+fn the_last_hooks_end_before_the_journal_is_released() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (journal_file, mark) = (
+        folder.path().join("wg0.journal"),
+        folder.path().join("mark"),
+    );
+    let config = config(&format!(
+        "PostDown = flock -n {} true || touch {}",
+        journal_file.display(),
+        mark.display()
+    ));
+    let (journal, _) = Journal::open(folder.path(), "wg0").expect("journal");
+    let options = UpOptions::default();
+    let mut keeper = Keeper::new(&config, &options, journal);
+    keeper.reached = Some(Moment::PreUp);
+    keeper.end();
+    assert!(mark.exists(), "locked while the hook runs");
+    assert!(!journal_file.exists());
+}
+
+#[test]
 fn a_reload_needs_a_file_and_a_tunnel_that_is_set_up() {
     let (replies, _) = answers(&[SEALED, Request::Reload], &[]);
     assert!(
