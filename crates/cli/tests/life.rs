@@ -715,6 +715,34 @@ fn settings_of_wg_are_saved() {
 }
 
 #[test]
+fn a_failed_start_saves_nothing() {
+    in_world(["SaveConfig = true\nPostUp = exit 7", ""], |world| {
+        world.left.add_to_interface("# by hand");
+        let before = fs::read_to_string(&world.left.config).expect("read");
+        let output = world.run(&world.left, &["up", world.left.config()]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert_eq!(
+            fs::read_to_string(&world.left.config).expect("read"),
+            before
+        );
+    });
+}
+
+#[test]
+fn a_mark_that_the_tunnel_chose_is_not_saved() {
+    in_world(["SaveConfig = true", DEFAULT_ROUTE], |world| {
+        let left = world.up(&world.left);
+        left.signal("TERM");
+        assert_eq!(left.ended().0, Some(0));
+        let saved = fs::read_to_string(&world.left.config).expect("read");
+        assert!(
+            saved.contains("0.0.0.0/0") && !saved.contains("FwMark"),
+            "{saved}"
+        );
+    });
+}
+
+#[test]
 fn on_a_full_disk_the_old_configuration_stays() {
     in_world(["SaveConfig = true", ""], |world| {
         let script = "mkdir $folder/small && mount -t tmpfs -o size=16k none $folder/small && \

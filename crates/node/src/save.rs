@@ -161,8 +161,8 @@ struct RunningPeer {
 }
 
 impl Running {
-    /// Takes the state of a node.
-    pub fn of(node: &Node) -> Running {
+    /// Takes the state of a node, without the mark that the tunnel chose itself: the next start chooses one again.
+    pub fn of(node: &Node, chosen_mark: Option<u32>) -> Running {
         let tunnel = &node.tunnel;
         // Members of a mesh are learned again after each start.
         let members = node.mesh.as_ref().map(|mesh| &mesh.members);
@@ -185,7 +185,10 @@ impl Running {
         });
         Running {
             listen_port: node.sockets.port(),
-            fwmark: node.sockets.fwmark(),
+            fwmark: node
+                .sockets
+                .fwmark()
+                .filter(|mark| Some(*mark) != chosen_mark),
             private_key: Secret::new(&encode_key(tunnel.identity().private().as_bytes())),
             peers: peers.collect(),
         }

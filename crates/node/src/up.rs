@@ -351,6 +351,8 @@ fn start(
         device,
         stack_end: None,
         node: None,
+        chosen_mark: None,
+        was_up: false,
         settings: Settings::default(),
         names: None,
         web_proxies,
@@ -453,6 +455,10 @@ struct Work<'a> {
     /// The end of the device for a stack in this process.
     stack_end: Option<OwnedFd>,
     node: Option<Node>,
+    /// The mark that the plan of routes chose, which is not in the configuration.
+    chosen_mark: Option<u32>,
+    /// The tunnel was up, so that its state is worth saving.
+    was_up: bool,
     /// Addresses, routes and rules that were added to the kernel's tables.
     settings: Settings,
     /// Names of members, if this host is a member.
@@ -475,6 +481,9 @@ impl Work<'_> {
         let endpoints = resolved.endpoints();
         let mut config = resolved.config;
         let plan = routes::plan(&config, &endpoints, &self.netlink)?;
+        if config.fwmark.is_none_or(|mark| mark == 0) {
+            self.chosen_mark = plan.mark;
+        }
         config.fwmark = plan.mark;
         config.mtu = Some(mtu::inner_mtu(
             &config,
@@ -684,6 +693,7 @@ impl Work<'_> {
         if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Requested);
         }
+        self.was_up = true;
         node.former.resume_configured(&mut node.tunnel);
         let ended = worker::run(node, Some(self.signals), &mut services)?;
         if let Some(mesh) = services.mesh.take() {
@@ -701,12 +711,13 @@ impl Work<'_> {
 
     /// Performs the steps of `down`, from whatever state. Failures are reported and skipped.
     fn tear_down(&mut self) {
-        let saves = self.config.save_config;
+        // As after a failed `up` of wg-quick, the file stays as it is unless the tunnel was up.
+        let saves = self.config.save_config && self.was_up;
         let node = self.node.as_ref();
         let mut failures = self.monitor.leave(Leaving {
             running: node
                 .filter(|_| saves)
-                .map(|node| Box::new(Running::of(node))),
+                .map(|node| Box::new(Running::of(node, self.chosen_mark))),
             // Other programs configure such an interface anew.
             former: node
                 .filter(|_| self.is_configured)
