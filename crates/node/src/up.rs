@@ -28,7 +28,7 @@ use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
-use crate::setup::routes::Plan;
+use crate::setup::routes::{Plan, PlanError};
 use crate::setup::{self, Recorder, firewall, forwarding, mtu, occupied, routes};
 use crate::system::SystemRandom;
 use crate::userspace::{Stack, StackError, UserspaceError, adapt};
@@ -78,6 +78,9 @@ pub enum UpError {
     /// Interface set-up.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// Routes and rules.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// Signals.
     #[error("cannot block signals: {0}")]
     Signals(io::Error),

@@ -358,14 +358,14 @@ fn add_routes(
     netlink: &Netlink,
 ) -> anyhow::Result<usize> {
     let endpoints = planned(config, running, endpoints);
-    let plan = routes::plan(config, &endpoints, netlink)?;
+    let planned = routes::routes(config, &endpoints, netlink)?;
     let index = netlink.link(config.name.as_str())?.index;
     let mut there = netlink.all_routes(Family::V4)?;
     there.extend(netlink.all_routes(Family::V6)?);
     there.retain(|route| route.device == Some(index));
     let mut added = 0;
     let mut failures = Vec::new();
-    for (prefix, table) in plan.routes {
+    for (prefix, table) in planned {
         // Default routes are in a table of their own.
         if there.iter().any(|route| route.destination == prefix) {
             continue;

@@ -19,6 +19,29 @@ use std::net::IpAddr;
 const FIRST_TABLE: u32 = 51820;
 /// Priority of the kernel's rule for the main table; the tunnel's rules precede it.
 const LOWEST_KERNEL_RULE: u32 = 32766;
+/// The kernel's table of this host's own addresses (`RT_TABLE_LOCAL`).
+const TABLE_LOCAL: u32 = 255;
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The kernel's tables cannot be read.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// Another program's rules leave no room.
+    #[error(
+        "cannot add {count} {family} rules before the rule of priority {before}, as the routes of the tunnel need: the \
+         priorities before it are in use; give that rule a larger one (`ip rule`), or set `Table`"
+    )]
+    NoPriority {
+        /// Family of the rules.
+        family: Family,
+        /// Their number.
+        count: usize,
+        /// Priority of the rule that they have to precede.
+        before: u32,
+    },
+}
 
 /// Routes and rules to add.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +59,17 @@ impl Plan {
     /// with the mark of their answers.
     pub fn marks_ipv4(&self) -> bool {
         self.rules.iter().any(|rule| rule.family == Family::V4)
+    }
+
+    /// Adds the rules for prefixes of these lengths, with priorities that the other rules leave.
+    fn with_rules(mut self, lengths: &Lengths, others: &[Rule]) -> Result<Plan, PlanError> {
+        if let Some(mark) = self.mark {
+            for (family, lengths) in [(Family::V4, &lengths.v4), (Family::V6, &lengths.v6)] {
+                let rules = rules_for(family, mark, lengths, others)?;
+                self.rules.extend(rules);
+            }
+        }
+        Ok(self)
     }
 
     /// Returns the table and mark of the tunnel's own routes, if any.
@@ -61,29 +95,55 @@ struct Routed {
     has_unknown: bool,
 }
 
+/// Prefix lengths in the tunnel's own table, longest first.
+#[derive(Default)]
+struct Lengths {
+    v4: Vec<u8>,
+    v6: Vec<u8>,
+}
+
 /// Reads the kernel's tables and returns a plan.
-pub fn plan(
+pub fn plan(config: &Config, endpoints: &Endpoints, netlink: &Netlink) -> Result<Plan, PlanError> {
+    let mut rules = netlink.rules(Family::V4)?;
+    rules.extend(netlink.rules(Family::V6)?);
+    let (plan, lengths) = plan_routes(config, endpoints, &rules, netlink)?;
+    plan.with_rules(&lengths, &rules)
+}
+
+/// Returns the routes of a plan, for a running tunnel, which has its rules.
+pub fn routes(
     config: &Config,
     endpoints: &Endpoints,
     netlink: &Netlink,
-) -> Result<Plan, NetlinkError> {
+) -> Result<Vec<(IpNet, u32)>, NetlinkError> {
+    let mut rules = netlink.rules(Family::V4)?;
+    rules.extend(netlink.rules(Family::V6)?);
+    let (plan, _) = plan_routes(config, endpoints, &rules, netlink)?;
+    Ok(plan.routes)
+}
+
+fn plan_routes(
+    config: &Config,
+    endpoints: &Endpoints,
+    rules: &[Rule],
+    netlink: &Netlink,
+) -> Result<(Plan, Lengths), NetlinkError> {
     if config.mode == Mode::Ethernet {
         // Allowed IPs only limit what a peer sends.
-        return Ok(Plan {
+        let plan = Plan {
             mark: config.fwmark.filter(|mark| *mark != 0),
             ..Plan::default()
-        });
+        };
+        return Ok((plan, Lengths::default()));
     }
     let mut main = netlink.routes(Family::V4, TABLE_MAIN)?;
     main.extend(netlink.routes(Family::V6, TABLE_MAIN)?);
     let endpoints = routed(endpoints, &main);
-    let mut rules = netlink.rules(Family::V4)?;
-    rules.extend(netlink.rules(Family::V6)?);
     let mut table = None;
     if config.fwmark.filter(|mark| *mark != 0).is_none() && needs_table(config, &endpoints) {
-        table = Some(free_table(netlink, &rules)?);
+        table = Some(free_table(netlink, rules)?);
     }
-    Ok(make(config, table, &endpoints, &rules))
+    Ok(make(config, table, &endpoints))
 }
 
 /// Finds the prefix length of the current route to each endpoint.
@@ -136,7 +196,8 @@ fn free_table(netlink: &Netlink, rules: &[Rule]) -> Result<u32, NetlinkError> {
     Ok(FIRST_TABLE) // not reached: there are four billion tables
 }
 
-fn make(config: &Config, own: Option<u32>, endpoints: &Routed, rules: &[Rule]) -> Plan {
+fn make(config: &Config, own: Option<u32>, endpoints: &Routed) -> (Plan, Lengths) {
+    let mut lengths = Lengths::default();
     let mark = config.fwmark.filter(|mark| *mark != 0).or(own);
     let mut prefixes: Vec<IpNet> = config
         .peers
@@ -149,18 +210,16 @@ fn make(config: &Config, own: Option<u32>, endpoints: &Routed, rules: &[Rule]) -
         mark,
         ..Plan::default()
     };
-    // Prefix lengths of each family in the tunnel's own table, longest first.
-    let mut own = [(Family::V4, Vec::new()), (Family::V6, Vec::new())];
     for prefix in prefixes {
         let table = match (config.table, mark) {
             (Table::Off, _) => continue,
             (Table::Number(table), _) => table,
             (Table::Auto, Some(mark)) if needs_mark(&prefix, config, endpoints) => {
-                for (family, lengths) in &mut own {
-                    if *family == Family::of(prefix.addr()) {
-                        lengths.push(prefix.prefix_len());
-                    }
-                }
+                let lengths = match Family::of(prefix.addr()) {
+                    Family::V4 => &mut lengths.v4,
+                    Family::V6 => &mut lengths.v6,
+                };
+                lengths.push(prefix.prefix_len());
                 mark
             }
             (Table::Auto, _) if is_covered(&prefix, &config.addresses) => continue,
@@ -168,12 +227,7 @@ fn make(config: &Config, own: Option<u32>, endpoints: &Routed, rules: &[Rule]) -
         };
         plan.routes.push((prefix, table));
     }
-    if let Some(mark) = mark {
-        for (family, lengths) in own {
-            plan.rules.extend(rules_for(family, mark, &lengths, rules));
-        }
-    }
-    plan
+    (plan, lengths)
 }
 
 /// Whether the kernel's own route for an interface address includes the prefix.
@@ -181,22 +235,56 @@ fn is_covered(prefix: &IpNet, addresses: &[IpNet]) -> bool {
     addresses.iter().any(|net| net.trunc().contains(prefix))
 }
 
-/// Returns the largest priority that precedes all other rules except the local table's.
-fn free_priority(family: Family, rules: &[Rule]) -> u32 {
-    let taken = rules.iter().filter(|rule| rule.family == family);
-    let first = taken.filter_map(|rule| rule.priority.filter(|priority| *priority > 0));
-    first.min().unwrap_or(LOWEST_KERNEL_RULE).saturating_sub(1)
+/// Returns the largest of `count` successive priorities that no rule has. They precede all other rules but that of the
+/// local table; if there is no room, at least all rules for the main table and those of other tunnels.
+fn free_priorities(family: Family, count: usize, rules: &[Rule]) -> Result<u32, PlanError> {
+    let of_family = || rules.iter().filter(|rule| rule.family == family);
+    let priority = |rule: &Rule| rule.priority.unwrap_or(0);
+    let local = of_family().filter(|rule| rule.table == TABLE_LOCAL);
+    let local = local.map(priority).max().unwrap_or(0);
+    let mut taken: Vec<u32> = of_family().map(priority).collect();
+    taken.push(LOWEST_KERNEL_RULE);
+    taken.retain(|priority| *priority > local);
+    taken.sort_unstable();
+    let is_preceded =
+        |rule: &&Rule| rule.table == TABLE_MAIN || rule.invert && rule.fwmark.is_some();
+    let preceded = of_family().filter(is_preceded).map(priority);
+    let preceded = preceded.filter(|priority| *priority > local);
+    let before = preceded.min().unwrap_or(LOWEST_KERNEL_RULE);
+    let before = before.min(LOWEST_KERNEL_RULE);
+    let has_room = |end: &u32| {
+        let others = taken.iter().filter(|priority| *priority < end);
+        (end - 1 - others.max().unwrap_or(&local)) as usize >= count
+    };
+    let mut ends = taken.iter().filter(|end| **end <= before && has_room(end));
+    let end = match ends.next() {
+        Some(first) if Some(first) == taken.first() => first,
+        other => ends.next_back().or(other).ok_or(PlanError::NoPriority {
+            family,
+            count,
+            before,
+        })?,
+    };
+    Ok(end - 1)
 }
 
 /// Returns two rules for each length of the tunnel's prefixes, which come longest first: the first consults the main
 /// table for more specific routes; the second, the tunnel's table for packets without the mark. So the longest prefix
 /// of both tables applies, as if they were one table.
-fn rules_for(family: Family, mark: u32, lengths: &[u8], others: &[Rule]) -> Vec<Rule> {
+fn rules_for(
+    family: Family,
+    mark: u32,
+    lengths: &[u8],
+    others: &[Rule],
+) -> Result<Vec<Rule>, PlanError> {
     let shorter = lengths.iter().map(|length| length.saturating_sub(1));
     let mut shorter: Vec<u32> = shorter.map(u32::from).collect();
     shorter.dedup();
-    let mut priority = free_priority(family, others);
     let mut rules = Vec::new();
+    if shorter.is_empty() {
+        return Ok(rules);
+    }
+    let mut priority = free_priorities(family, 2 * shorter.len(), others)?;
     for (i, shorter) in shorter.iter().rev().enumerate() {
         rules.push(Rule {
             priority: Some(priority),
@@ -205,13 +293,13 @@ fn rules_for(family: Family, mark: u32, lengths: &[u8], others: &[Rule]) -> Vec<
             ..Rule::unless_marked(family, mark, mark)
         });
         rules.push(Rule {
-            priority: Some(priority.saturating_sub(1)),
+            priority: Some(priority - 1),
             suppress_prefix_length: Some(*shorter),
             ..Rule::suppress_default(family)
         });
         priority = priority.saturating_sub(2);
     }
-    rules
+    Ok(rules)
 }
 
 #[cfg(test)]
@@ -259,7 +347,8 @@ mod tests {
         let endpoints = routed(&endpoints, &[route("0.0.0.0/0")]);
         let config = config(interface, allowed);
         let own = needs_table(&config, &endpoints).then_some(FIRST_TABLE);
-        make(&config, own, &endpoints, &[])
+        let (plan, lengths) = make(&config, own, &endpoints);
+        plan.with_rules(&lengths, &[]).expect("a plan")
     }
 
     #[test]
@@ -374,10 +463,62 @@ mod tests {
         assert!(plan.rules.is_empty());
     }
 
+    fn rule(priority: u32, table: u32) -> Rule {
+        Rule {
+            priority: Some(priority),
+            suppress_prefix_length: None,
+            table,
+            ..Rule::suppress_default(Family::V4)
+        }
+    }
+
+    /// The kernel's rules, and these.
+    fn with_kernels(others: &[Rule]) -> Vec<Rule> {
+        let kernels = [
+            rule(0, TABLE_LOCAL),
+            rule(32766, TABLE_MAIN),
+            rule(32767, 253),
+        ];
+        [&kernels[..], others].concat()
+    }
+
     #[test]
     fn rules_go_before_those_of_other_tunnels() {
-        let others = rules_for(Family::V4, 7, &[0], &[]);
-        assert_eq!(free_priority(Family::V4, &others), 32763);
-        assert_eq!(free_priority(Family::V6, &others), 32765);
+        let free = |rules: &[Rule]| free_priorities(Family::V4, 2, rules).expect("room");
+        let others = rules_for(Family::V4, 7, &[0], &with_kernels(&[])).expect("room");
+        assert_eq!(free(&with_kernels(&[])), 32765);
+        assert_eq!(free(&with_kernels(&others)), 32763);
+        assert_eq!(free(&with_kernels(&[rule(100, 9)])), 99);
+        assert_eq!(
+            free_priorities(Family::V6, 2, &others).expect("room"),
+            32765
+        );
+    }
+
+    #[test]
+    fn a_rule_that_cannot_be_preceded_is_passed_over_unless_it_is_of_the_main_table() {
+        let free = |others: &[Rule]| free_priorities(Family::V4, 2, &with_kernels(others));
+        for priority in [1, 2] {
+            assert_eq!(free(&[rule(priority, 9)]).expect("room"), 32765);
+        }
+        assert_eq!(free(&[rule(3, 9)]).expect("room"), 2);
+        let tunnel = rules_for(Family::V4, 7, &[0], &with_kernels(&[rule(1, 9)])).expect("room");
+        let others = [&[rule(1, 9), rule(32763, 9)], &tunnel[..]].concat();
+        assert_eq!(
+            free(&others).expect("room"),
+            32762,
+            "before the other tunnel"
+        );
+        let error = free(&[rule(1, TABLE_MAIN)])
+            .expect_err("no room")
+            .to_string();
+        assert!(error.contains("before the rule of priority 1"), "{error}");
+        // Where the local table is looked up later, as with Cilium.
+        let moved = [
+            rule(9, 200),
+            rule(100, TABLE_LOCAL),
+            rule(32766, TABLE_MAIN),
+        ];
+        assert_eq!(free_priorities(Family::V4, 2, &moved).expect("room"), 32765);
     }
 }
