@@ -393,6 +393,29 @@ fn a_default_route_does_not_swallow_the_tunnel_and_is_taken_back() {
 }
 
 #[test]
+fn the_last_of_several_tunnels_restores_the_check_of_marks() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        let first = world.up(&world.left);
+        let name = format!("{}2", world.left.interface);
+        let config = world.folder.path().join(format!("{name}.conf"));
+        let text = fs::read_to_string(&world.left.config).expect("read");
+        let text = text.replace("10.80.0.1/24", "10.81.0.1/24");
+        let text = text.replace(&format!("ListenPort = {TUNNEL_PORT}"), "");
+        fs::write(&config, text).expect("write");
+        let words = ["up", config.to_str().expect("UTF-8")];
+        let mut second = world.start(&world.left, &mut world.seikan(&words));
+        let mut line = String::new();
+        second.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("is up"), "{line}");
+        for tunnel in [first, second] {
+            tunnel.signal("TERM");
+            assert_eq!(tunnel.ended().0, Some(0));
+        }
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn half_of_the_internet_does_not_swallow_the_endpoint() {
     let halves = "AllowedIPs = 0.0.0.0/1, 128.0.0.0/1\nPersistentKeepalive = 1";
     in_world(["", halves], |world| {

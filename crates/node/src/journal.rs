@@ -14,6 +14,7 @@
 pub mod change;
 
 use change::Change;
+use seikan_sys::netns::NetNs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -352,6 +353,21 @@ fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
     }
 }
 
+/// Returns the changes of all journals of a directory but that of this name, as far as they were made in this network
+/// namespace.
+pub fn of_others<C: Undo>(directory: &Path, name: &str) -> Vec<C> {
+    let own = directory.join(format!("{name}.journal"));
+    let paths = fs::read_dir(directory).into_iter().flatten().flatten();
+    let paths = paths
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "journal") && *path != own);
+    let changes = |path: PathBuf| match read(&mut File::open(path).ok()?) {
+        Ok((Some(owner), changes)) => owner.is_of_this_namespace().then_some(changes),
+        _ => None,
+    };
+    paths.filter_map(changes).flatten().collect()
+}
+
 /// Whether a directory has changes of an earlier instance that no process holds.
 pub fn is_left(directory: &Path, name: &str) -> bool {
     let path = directory.join(format!("{name}.journal"));
@@ -365,6 +381,8 @@ pub fn is_left(directory: &Path, name: &str) -> bool {
 struct Owner {
     pid: u32,
     boot: Option<String>,
+    /// Its network namespace.
+    namespace: Option<u64>,
 }
 
 impl Owner {
@@ -373,7 +391,12 @@ impl Owner {
         Some(Owner {
             pid: words.next()?.parse().ok()?,
             boot: words.next().map(str::to_owned),
+            namespace: words.next().and_then(|word| word.parse().ok()),
         })
+    }
+
+    fn is_of_this_namespace(&self) -> bool {
+        self.namespace.is_some() && self.namespace == namespace() && self.boot == boot_id()
     }
 
     /// Whether the file is of an earlier boot; a file without an identifier counts as of this one.
@@ -385,6 +408,10 @@ impl Owner {
 fn boot_id() -> Option<String> {
     let id = fs::read_to_string(BOOT_ID).ok()?;
     Some(id.trim().to_owned())
+}
+
+fn namespace() -> Option<u64> {
+    NetNs::current().ok()?.id().ok()
 }
 
 /// Returns the process that holds the file, as written in it.
@@ -405,8 +432,13 @@ fn replace<C: Undo>(path: &Path, changes: &[C]) -> io::Result<File> {
         let options = options.read(true).write(true).create(true).truncate(true);
         let mut file = options.mode(0o600).open(&new)?;
         file.lock()?;
-        let (pid, boot) = (std::process::id(), boot_id().unwrap_or_default());
-        file.write_all(format!("{pid} {boot}\n").as_bytes())?;
+        let words = [
+            Some(std::process::id().to_string()),
+            boot_id(),
+            namespace().map(|id| id.to_string()),
+        ];
+        let words: Vec<String> = words.into_iter().map_while(|word| word).collect();
+        file.write_all(format!("{}\n", words.join(" ")).as_bytes())?;
         changes
             .iter()
             .try_for_each(|change| append(&mut file, change))?;

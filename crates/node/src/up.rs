@@ -565,7 +565,8 @@ impl Work<'_> {
             warn: &mut |warning| observer.warn(warning),
         };
         setup::set_dns(config, &mut recorder)?;
-        setup::set_routes(plan, index, &self.netlink, &mut recorder)?;
+        let others = &self.options.dirs.run;
+        setup::set_routes(config, plan, index, &self.netlink, others, &mut recorder)?;
         self.settings = Settings::new(&config.addresses, plan);
         if let Some(mark) = plan.own_table() {
             firewall::apply(config, mark, &mut recorder);

@@ -1,6 +1,6 @@
 //! The changes of a tunnel that outlive its interface.
 
-use super::Undo;
+use super::{Undo, of_others};
 use crate::nft;
 use seikan_config::Config;
 use seikan_sys::netlink::{Family, Netlink, Rule, TABLE_MAIN};
@@ -75,6 +75,15 @@ impl Change {
             unless_mark: rule.fwmark,
             suppress: rule.suppress_prefix_length,
         }
+    }
+
+    /// Returns the change of `src_valid_mark` that another tunnel in this network namespace has made. Of several tunnels
+    /// that need the parameter, the last one to end restores it.
+    pub(crate) fn source_valid_mark_of_others(directory: &Path, name: &str) -> Option<Change> {
+        let mut changes = of_others::<Change>(directory, name).into_iter();
+        changes.find(
+            |change| matches!(change, Change::Sysctl { path, .. } if path == Path::new(SOURCE_VALID_MARK)),
+        )
     }
 
     /// Whether a tunnel of this configuration makes such a change, so that undoing it affects only the tunnel

@@ -19,6 +19,7 @@ use seikan_config::{Config, Diagnostic, Mode, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl::{self, SysctlError};
+use std::path::Path;
 
 /// Length of the TUN device's queue in packets. The kernel's default of 500 overflows in a burst of small
 /// packets; 1000 packets of 1500 bytes are 12 ms of a gigabit, longer than the worker's pauses, and short
@@ -115,11 +116,13 @@ pub fn set_dns(config: &Config, recorder: &mut Recorder<'_>) -> Result<(), DnsEr
     Ok(())
 }
 
-/// Adds routes and rules.
+/// Adds routes and rules. `others` has the journals of other tunnels.
 pub fn set_routes(
+    config: &Config,
     plan: &routes::Plan,
     index: u32,
     netlink: &Netlink,
+    others: &Path,
     recorder: &mut Recorder<'_>,
 ) -> Result<(), NetlinkError> {
     for (prefix, table) in &plan.routes {
@@ -128,6 +131,10 @@ pub fn set_routes(
     if plan.marks_ipv4() {
         let help = "where net.ipv4.conf.*.rp_filter is 1, packets from peers are dropped: run `sysctl \
                     net.ipv4.conf.all.src_valid_mark=1`";
+        // First: then the parameter is 1 already, and this tunnel makes no change of its own.
+        if let Some(change) = Change::source_valid_mark_of_others(others, config.name.as_str()) {
+            recorder.note(change);
+        }
         recorder.set(&["ipv4", "conf", "all", "src_valid_mark"], "1", help);
     }
     for rule in &plan.rules {
