@@ -425,6 +425,26 @@ fn half_of_the_internet_does_not_swallow_the_endpoint() {
 }
 
 #[test]
+fn any_name_of_an_interface_can_have_a_firewall() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        if Command::new("nft").arg("--version").output().is_err() {
+            return skip("no `nft`: install nftables");
+        }
+        let name = format!("{}=+", world.left.interface);
+        let config = world.folder.path().join(format!("{name}.conf"));
+        fs::copy(&world.left.config, &config).expect("copied");
+        let words = ["up", config.to_str().expect("UTF-8")];
+        let mut tunnel = world.start(&world.left, &mut world.seikan(&words));
+        let mut line = String::new();
+        tunnel.stdout.read_line(&mut line).expect("read");
+        assert!(line.contains("is up"), "{line}");
+        tunnel.signal("TERM");
+        assert_eq!(tunnel.ended(), (Some(0), String::new()));
+        assert_eq!(world.left.traces(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn packets_of_peers_pass_strict_reverse_path_filtering() {
     in_world(["", DEFAULT_ROUTE], |world| {
         if Command::new("nft").arg("--version").output().is_err() {

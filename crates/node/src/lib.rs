@@ -14,7 +14,7 @@ pub mod mesh;
 pub mod metrics;
 pub mod monitor;
 pub mod network;
-mod nft;
+pub mod nft;
 pub mod node;
 pub mod options;
 pub mod output;

@@ -42,6 +42,31 @@ pub(crate) fn output(arguments: &[&str]) -> Option<String> {
     output.status.success().then_some(text)
 }
 
+/// Returns the name of the table of a tunnel.
+pub fn tunnel_table(interface: &str) -> String {
+    format!("seikan-{}", identifier(interface))
+}
+
+/// Names of the tables of gateways begin with this.
+const GATEWAY: &str = "seikan-gateway-";
+
+/// Returns the name of the table of a gateway.
+pub fn gateway_table(interface: &str) -> String {
+    format!("{GATEWAY}{}", identifier(interface))
+}
+
+/// Returns the interface whose gateway has this table; `None` for other tables.
+pub(crate) fn gateway_of(table: &str) -> Option<String> {
+    let identifier = table.strip_prefix(GATEWAY)?;
+    Some(identifier.replace("/e", "=").replace("/p", "+"))
+}
+
+/// Replaces the characters of an interface's name that nft(8) refuses in the name of a table. It accepts letters, digits
+/// and `/-_.`, and interfaces' names have no `/`, so two names stay two.
+fn identifier(interface: &str) -> String {
+    interface.replace('=', "/e").replace('+', "/p")
+}
+
 /// Removes a table. A missing table is no error.
 pub(crate) fn remove_table(table: &str) -> io::Result<()> {
     // Deleting succeeds also if the table is missing.
@@ -53,5 +78,21 @@ pub(crate) fn remove_table(table: &str) -> io::Result<()> {
         // Without support in the kernel, the table was not created either.
         Err(error) if error.to_string().contains("not supported") => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_distinct_names_that_nft_accepts() {
+        assert_eq!(tunnel_table("wg-0_a.b"), "seikan-wg-0_a.b");
+        let names = ["a=b", "a+b", "ab", "aeb", "a-b"].map(tunnel_table);
+        for (i, name) in names.iter().enumerate() {
+            let accepted = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+            assert!(name.chars().all(accepted), "{name}");
+            assert!(!names[..i].contains(name), "{name}");
+        }
     }
 }

@@ -135,7 +135,7 @@ impl Change {
             },
             Change::Dns { interface } | Change::ResolvConf { interface, .. } => interface == name,
             Change::Firewall { table } => {
-                *table == format!("seikan-{name}") || *table == format!("seikan-gateway-{name}")
+                [nft::tunnel_table(name), nft::gateway_table(name)].contains(table)
             }
         }
     }

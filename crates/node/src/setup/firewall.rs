@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 
 /// Applies the rules as far as possible.
 pub fn apply(config: &Config, mark: u32, recorder: &mut Recorder<'_>) {
-    let table = format!("seikan-{}", config.name);
+    let table = nft::tunnel_table(config.name.as_str());
     let strict = checks_strictly();
     let change = Change::Firewall {
         table: table.clone(),

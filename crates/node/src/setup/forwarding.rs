@@ -27,9 +27,6 @@ use std::fmt::Write as _;
 const HELP: &str =
     "the kernel does not forward packets of devices; set by hand the value that the message names";
 
-/// Prefix of the names of gateways' tables; the tunnel's name follows.
-const TABLE: &str = "seikan-gateway-";
-
 /// Families in which this host forwards only because of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Guarded {
@@ -85,17 +82,16 @@ fn exclude_others(name: &str, lan: &str, v6: bool) -> Result<(), LanError> {
     let tables = nft::output(&["list", "tables", "inet"]).unwrap_or_default();
     let own = Table::read(name);
     let others = tables.lines().filter_map(|line| {
-        let table = line.strip_prefix("table inet ")?.strip_prefix(TABLE)?;
-        (table != name).then_some(table)
+        let other = nft::gateway_of(line.strip_prefix("table inet ")?)?;
+        (other != name).then_some(other)
     });
     for other in others {
-        let Some(table) = Table::read(other) else {
+        let Some(table) = Table::read(&other) else {
             continue;
         };
         if own.as_ref().is_some_and(|own| own.handle < table.handle) {
             continue;
         }
-        let other = other.to_owned();
         if table.interface == lan {
             let interface = lan.to_owned();
             return Err(LanError::Taken { interface, other });
@@ -121,7 +117,7 @@ struct Table {
 impl Table {
     /// Reads the table of a tunnel's gateway.
     fn read(tunnel: &str) -> Option<Table> {
-        let name = format!("{TABLE}{tunnel}");
+        let name = nft::gateway_table(tunnel);
         Table::parse(
             &nft::output(&["--handle", "list", "table", "inet", &name])?,
             tunnel,
@@ -260,7 +256,7 @@ fn restrict(
     guarded: Guarded,
     recorder: &mut Recorder<'_>,
 ) {
-    let table = format!("{TABLE}{}", config.name);
+    let table = nft::gateway_table(config.name.as_str());
     let rules = rules(config, settings, guarded);
     let change = Change::Firewall {
         table: table.clone(),

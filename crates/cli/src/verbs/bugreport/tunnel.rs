@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use seikan_config::{InterfaceName, Overrides, Syntax, interface_name};
 use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::nft;
 use seikan_node::status::Status;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
@@ -211,7 +212,7 @@ impl Tunnel {
 /// gateway.
 fn firewall(name: &str) -> anyhow::Result<String> {
     let mut rules = String::new();
-    for table in [format!("seikan-{name}"), format!("seikan-gateway-{name}")] {
+    for table in [nft::tunnel_table(name), nft::gateway_table(name)] {
         let mut command = Command::new("nft");
         match output_of(command.args(["list", "table", "inet", &table])) {
             Ok(text) => rules += &text,
