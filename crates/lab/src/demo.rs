@@ -116,7 +116,7 @@ pub fn enter_sandbox() -> Result<()> {
             ))
         })?;
     }
-    need_tun().map_err(LabError::Setup)
+    need_tun()
 }
 
 /// Runs the demonstration; calls `progress` before every step.
@@ -205,7 +205,7 @@ fn show(
     step: &mut dyn FnMut(usize, &str),
 ) -> Result<()> {
     step(0, "starting");
-    tunnel.availability().map_err(LabError::Setup)?;
+    tunnel.availability()?;
     let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
     let ready = running.ready_after.as_secs_f64() * 1e3;
     let outcome = measure(&running.ends(), options, row, interrupt, step);

@@ -8,18 +8,24 @@ use std::process::Command;
 
 use crate::error::{LabError, Result};
 
+/// Names of `seikan` and of this program.
+pub(crate) const SEIKAN: &str = "seikan";
+pub(crate) const LAB: &str = "seikan-lab";
+
 /// Returns the program `seikan`: `$SEIKAN_BIN`, or the one next to this program, or the one on
 /// `PATH`.
 ///
 /// # Errors
-/// A readable reason if there is none.
-pub fn seikan() -> std::result::Result<PathBuf, String> {
+/// [`LabError::Setup`] when there is none.
+pub fn seikan() -> Result<PathBuf> {
     let file = match std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
         Some(file) => Some(file).filter(|file| is_executable(file)),
-        None => sibling("seikan").or_else(|| find("seikan")),
+        None => sibling(SEIKAN).or_else(|| find(SEIKAN)),
     };
     file.ok_or_else(|| {
-        "cannot find the program `seikan` next to seikan-lab or on PATH; set $SEIKAN_BIN".to_owned()
+        let missing =
+            "cannot find the program `seikan` next to seikan-lab or on PATH; set $SEIKAN_BIN";
+        LabError::Setup(missing.to_owned())
     })
 }
 
@@ -28,7 +34,7 @@ pub fn seikan() -> std::result::Result<PathBuf, String> {
 /// # Errors
 /// [`LabError::Setup`] when there is none.
 pub fn seikan_command() -> Result<Command> {
-    let mut command = seikan().map(Command::new).map_err(LabError::Setup)?;
+    let mut command = Command::new(seikan()?);
     // A web proxy of this machine is not reachable from the lab's networks.
     for variable in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(variable);
@@ -37,36 +43,46 @@ pub fn seikan_command() -> Result<Command> {
 }
 
 /// Returns this program, also to a test that was built with it.
-pub(crate) fn lab() -> std::result::Result<PathBuf, String> {
-    let file = sibling("seikan-lab").or_else(|| find("seikan-lab"));
+fn lab() -> Result<PathBuf> {
+    let file = sibling(LAB).or_else(|| find(LAB));
     file.ok_or_else(|| {
-        "cannot find the program `seikan-lab` next to this one or on PATH".to_owned()
+        let missing = "cannot find the program `seikan-lab` next to this one or on PATH";
+        LabError::Setup(missing.to_owned())
     })
 }
 
 /// Returns a command that runs [`lab`].
 pub(crate) fn lab_command() -> Result<Command> {
-    lab().map(Command::new).map_err(LabError::Setup)
+    lab().map(Command::new)
 }
 
-/// Whether [`seikan`] can run here, with tunnel devices.
-pub(crate) fn need_seikan() -> std::result::Result<(), String> {
-    need_tun()?;
-    seikan().map(drop)
+/// Returns the program that implements a tunnel.
+pub(crate) fn of_tunnel(name: &str) -> Result<PathBuf> {
+    match name {
+        SEIKAN => seikan(),
+        LAB => lab(),
+        _ => find(name).ok_or_else(|| {
+            LabError::Setup(format!(
+                "cannot find the program `{name}` on PATH or in $SEIKAN_PEERS"
+            ))
+        }),
+    }
 }
 
-/// Whether [`lab`] can run here, with tunnel devices.
-pub(crate) fn need_lab() -> std::result::Result<(), String> {
+/// Checks that the programs of a tunnel and tunnel devices are there.
+pub(crate) fn need(programs: &[&str]) -> Result<()> {
     need_tun()?;
-    lab().map(drop)
+    programs
+        .iter()
+        .try_for_each(|name| of_tunnel(name).map(drop))
 }
 
 /// Checks whether tunnel devices can be created, by opening the file that creates them.
-pub(crate) fn need_tun() -> std::result::Result<(), String> {
+pub(crate) fn need_tun() -> Result<()> {
     let opened = File::options().read(true).write(true).open("/dev/net/tun");
-    opened.map(drop).map_err(|e| format!(
+    opened.map(drop).map_err(|e| LabError::Setup(format!(
         "/dev/net/tun cannot be opened ({e}): load the module `tun`, or give this user or container the device"
-    ))
+    )))
 }
 
 /// Returns the executable `name` in the folder of this one. Tests run in `deps`, below that folder.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::Load;
 use crate::machine::Machine;
+use crate::tunnel::Tunnel;
 
 /// Name of the tunnel that ratios refer to.
 pub(crate) const RAW: &str = "raw";
@@ -187,8 +188,7 @@ impl<O> Comparison<O> {
 /// Rounds of a row in one summary, with a figure of its round trips.
 pub(crate) fn summarise(
     name: &str,
-    own: bool,
-    version: Option<String>,
+    tunnel: &dyn Tunnel,
     rounds: Vec<Round>,
     ping: fn(&LatencyReport) -> f64,
 ) -> Row {
@@ -220,8 +220,8 @@ pub(crate) fn summarise(
     }
     Row {
         name: name.to_owned(),
-        own,
-        version,
+        own: tunnel.is_own(),
+        version: tunnel.version(),
         loads: loads.collect(),
         ping_us: Spread::of(&answered.map(ping).collect::<Vec<_>>()),
         added_us: None,
@@ -246,6 +246,7 @@ pub(crate) fn with_ratios(mut rows: Vec<Row>, yardstick: &str) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tunnel::raw::RAW_LINK;
 
     fn row(name: &str, gbit: &[f64]) -> Row {
         let gbit_per_second = Spread::of(gbit).expect("values");
@@ -259,7 +260,7 @@ mod tests {
         };
         Row {
             loads: vec![load],
-            ..summarise(name, false, None, Vec::new(), |latency| latency.mean_us)
+            ..summarise(name, &RAW_LINK, Vec::new(), |latency| latency.mean_us)
         }
     }
 

@@ -188,9 +188,8 @@ pub fn bench(
         measure(tunnel, options, plan, interrupt, step)
     })?;
     let rows = present.iter().zip(measured).map(|(tunnel, rounds)| {
-        let name = tunnel.name();
         let mean = |latency: &LatencyReport| latency.mean_us;
-        summarise(name, tunnel.is_own(), tunnel.version(), rounds, mean)
+        summarise(tunnel.name(), &**tunnel, rounds, mean)
     });
     let rows = with_ratios(rows.collect(), RAW);
     Ok(Comparison::of(options.clone(), rows, absent))
@@ -265,11 +264,13 @@ type Tunnels = Vec<Arc<dyn Tunnel>>;
 
 /// Returns the selected tunnels that can run, and the ones that cannot.
 fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
-    let (present, absent) = choose(tunnel::all(idle_peers), only, |tunnel| Candidate {
-        name: tunnel.name(),
-        by_default: tunnel.by_default(),
-        availability: Box::new(|| tunnel.availability()),
-    })?;
+    let (present, absent) = choose(
+        tunnel::all(idle_peers),
+        only,
+        |tunnel| tunnel.name(),
+        |tunnel| tunnel.by_default(),
+        |tunnel| tunnel.availability(),
+    )?;
     if present.is_empty() {
         let reasons: Vec<String> = absent
             .iter()
@@ -283,47 +284,33 @@ fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Abs
     Ok((present, absent))
 }
 
-/// A row that may be measured.
-pub(crate) struct Candidate<'a> {
-    pub(crate) name: &'a str,
-    /// Whether it is measured if nothing is named.
-    pub(crate) by_default: bool,
-    /// Whether it can run here.
-    pub(crate) availability: Box<dyn Fn() -> std::result::Result<(), String> + 'a>,
-}
-
 /// Returns the selected rows that can run, and those that cannot.
 pub(crate) fn choose<T>(
     all: Vec<T>,
     only: Option<&[String]>,
-    candidate: impl Fn(&T) -> Candidate<'_>,
+    name: fn(&T) -> &str,
+    by_default: impl Fn(&T) -> bool,
+    availability: impl Fn(&T) -> Result<()>,
 ) -> Result<(Vec<T>, Vec<Absent>)> {
-    let is_known = |said: &String| all.iter().any(|row| means(said, candidate(row).name));
+    let names = || all.iter().map(name);
+    let is_known = |said: &&String| names().any(|name| means(said, name));
     if let Some(unknown) = only.unwrap_or_default().iter().find(|said| !is_known(said)) {
-        let known: Vec<&str> = all.iter().map(|row| candidate(row).name).collect();
         return Err(LabError::Usage(format!(
             "unknown row `{unknown}`; known: {}",
-            known.join(", ")
+            names().collect::<Vec<_>>().join(", ")
         )));
     }
+    let wanted = |row: &T| match only {
+        Some(names) => names.iter().any(|said| means(said, name(row))),
+        None => by_default(row),
+    };
     let (mut present, mut absent) = (Vec::new(), Vec::new());
-    for row in all {
-        let this = candidate(&row);
-        let wanted = match only {
-            Some(names) => names.iter().any(|said| means(said, this.name)),
-            None => this.by_default,
-        };
-        if !wanted {
-            continue;
-        }
-        match (this.availability)() {
-            Ok(()) => {
-                drop(this);
-                present.push(row);
-            }
+    for row in all.into_iter().filter(wanted) {
+        match availability(&row) {
+            Ok(()) => present.push(row),
             Err(reason) => absent.push(Absent {
-                name: this.name.to_owned(),
-                reason,
+                name: name(&row).to_owned(),
+                reason: reason.to_string(),
             }),
         }
     }

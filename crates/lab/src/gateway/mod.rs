@@ -20,8 +20,8 @@ use serde::Serialize;
 
 use crate::arguments::{defaults, seconds};
 use crate::bench::{
-    Candidate, Comparison, Load, Plan, Round, Rounds, Row, check_length, choose, refuse_path_loads,
-    run_loads, summarise, with_ratios,
+    Comparison, Load, Plan, Round, Rounds, Row, check_length, choose, refuse_path_loads, run_loads,
+    summarise, with_ratios,
 };
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result, in_words};
@@ -29,7 +29,7 @@ use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
 
 pub use crate::bench::FORWARDING;
-use setup::{Carriers, Setup};
+use setup::{Carriers, Setup, Way};
 use site::{Lan, MAX_DEVICES, Mode, Nic, Site};
 
 /// Name of the row that ratios refer to.
@@ -121,31 +121,30 @@ pub fn gateway(
         )));
     }
     let (mesh, ipv6) = (options.mesh, options.ipv6);
-    let (present, absent) = choose(setup::all(), options.only.as_deref(), move |row| {
-        let is_possible = !mesh || row.in_mesh();
-        Candidate {
-            name: row.name(),
-            by_default: row.by_default() && is_possible,
-            availability: Box::new(move || {
-                if is_possible {
-                    row.availability(ipv6)
-                } else {
-                    Err("it does not run in a mesh".to_owned())
-                }
-            }),
-        }
-    })?;
+    let is_possible = |row: &Setup| !mesh || row.in_mesh();
+    let (present, absent) = choose(
+        setup::all(),
+        options.only.as_deref(),
+        |row| &row.name,
+        |row| row.by_default && is_possible(row),
+        |row| {
+            if !is_possible(row) {
+                return Err(LabError::Setup("it does not run in a mesh".to_owned()));
+            }
+            row.availability(ipv6)
+        },
+    )?;
     let rounds = Rounds {
         count: options.rounds,
         each: options.plan().time(),
     };
-    let name = |row: &Setup| row.name().to_owned();
+    let name = |row: &Setup| row.name.clone();
     let measured = rounds.interleave(&present, name, progress, |row, _, step| {
         measure(row, options, interrupt, step)
     })?;
     let rows = present.iter().zip(measured).map(|(row, rounds)| {
         let median = |latency: &LatencyReport| latency.p50_us;
-        summarise(row.name(), row.is_own(), row.version(), rounds, median)
+        summarise(&row.name, &*row.carrier, rounds, median)
     });
     let rows = with_added_latency(with_ratios(rows.collect(), YARDSTICK));
     Ok(Comparison::of(options.clone(), rows, absent))
@@ -172,10 +171,7 @@ pub(crate) fn behind(
     interrupt: &Interrupt,
     then: &mut dyn FnMut(&Ends<'_>, &Started) -> Result<()>,
 ) -> Result<()> {
-    let setup = Setup::Seikan {
-        mode: Mode::Transparent,
-        many: false,
-    };
+    let setup = Setup::seikan(Mode::Transparent, false);
     let options = GatewayOptions {
         nic,
         ..GatewayOptions::default()
@@ -198,11 +194,10 @@ fn measure(
     let mut load = |ends: &Ends<'_>, started: &mut Started| {
         run_loads(ends, started, &mut round, options.plan(), interrupt, step)
     };
-    let outcome = match setup {
-        Setup::HostToHost(tunnel) if !options.mesh => {
-            host_to_host(tunnel, options, interrupt, &mut load)
+    let outcome = match setup.way {
+        Way::Hosts if !(options.mesh && setup.carrier.is_own()) => {
+            host_to_host(&setup.carrier, options, interrupt, &mut load)
         }
-        Setup::NaiveHosts(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
         _ => {
             let measure =
                 &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
@@ -250,8 +245,8 @@ fn through_gateway(
     let lan = setup.lan(options.lan());
     let site = Site::create(&lan)?;
     // Without a device, the load runs between the two members.
-    let from = match setup {
-        Setup::HostToHost(_) => &site.gateway,
+    let from = match setup.way {
+        Way::Hosts => &site.gateway,
         _ => &site.device,
     };
     let mut carriers = setup.up(&site, dir.path(), options.ipv6, interrupt)?;
@@ -270,12 +265,13 @@ mod tests {
     use seikan_load::stats::Spread;
 
     use super::*;
+    use crate::tunnel::raw::RAW_LINK;
 
     #[test]
     fn latency_is_beyond_forwarding() {
         let row = |(name, ping): (&str, f64)| Row {
             ping_us: Spread::of(&[ping]),
-            ..summarise(name, false, None, Vec::new(), |latency| latency.p50_us)
+            ..summarise(name, &RAW_LINK, Vec::new(), |latency| latency.p50_us)
         };
         let rows = [(YARDSTICK, 70.0), (FORWARDING, 40.0), ("ours", 100.0)].map(row);
         let rows = with_added_latency(rows.into());

@@ -18,9 +18,10 @@ use crate::process::Process;
 use crate::program;
 use crate::site::{Host, network};
 use crate::tunnel::middle::{NAIVE_HOSTS, NaiveHosts, start_naive};
+use crate::tunnel::raw::RAW_LINK;
 use crate::tunnel::seikan::{Seikan, config, status, up};
-use crate::tunnel::wireguard::{self, WireGuard};
-use crate::tunnel::{End, Started, Tunnel, device_name, start_ends, version_line};
+use crate::tunnel::wireguard;
+use crate::tunnel::{End, Started, Tunnel, device_name, start_ends};
 
 /// Number of devices in the configuration of a gateway with many devices.
 const CONFIGURED: usize = 1000;
@@ -28,17 +29,26 @@ const CONFIGURED: usize = 1000;
 const SEIKAN: &str = "seikan";
 
 /// A setup that carries packets from the device to the remote.
-pub(super) enum Setup {
-    /// Two hosts that run Seikan themselves, without a gateway.
-    HostToHost(Arc<dyn Tunnel>),
-    /// The naive encapsulator at two hosts, without a gateway.
-    NaiveHosts(Arc<dyn Tunnel>),
+pub(super) struct Setup {
+    pub(super) name: String,
+    /// Whether the setup is measured if none is named.
+    pub(super) by_default: bool,
+    pub(super) way: Way,
+    /// The tunnel whose programs it runs.
+    pub(super) carrier: Arc<dyn Tunnel>,
+}
+
+/// The way from the device to the remote.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Device and remote run the tunnel themselves, without a gateway.
+    Hosts,
     /// The kernel forwards, without a tunnel.
     Plain,
     /// Seikan at the gateway and at the remote.
     Seikan { mode: Mode, many: bool },
     /// A WireGuard program at the gateway, which forwards.
-    WireGuard(WireGuard),
+    WireGuard,
     /// The naive encapsulator.
     Naive { gro: bool, rps: bool },
 }
@@ -58,77 +68,48 @@ impl Carriers {
 }
 
 impl Setup {
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::HostToHost(_) => YARDSTICK,
-            Self::NaiveHosts(_) => NAIVE_HOSTS,
-            Self::Plain => FORWARDING,
-            Self::Seikan { mode, many } => match (mode, many) {
-                (Mode::Transparent, false) => "seikan-transparent",
-                (Mode::Transparent, true) => "seikan-transparent+1000",
-                (Mode::Routed, false) => "seikan-routed",
-                (Mode::Routed, true) => "seikan-routed+1000",
-            },
-            Self::WireGuard(program) => program.label(),
-            Self::Naive { gro: true, .. } => "naive-gro",
-            Self::Naive { rps: false, .. } => "naive-no-gro",
-            Self::Naive { .. } => "naive-no-gro-rps",
+    fn new(name: &str, way: Way, carrier: impl Tunnel + 'static) -> Self {
+        Self {
+            name: name.to_owned(),
+            by_default: true,
+            way,
+            carrier: Arc::new(carrier),
         }
     }
 
-    pub(super) fn is_own(&self) -> bool {
-        matches!(self, Self::HostToHost(_) | Self::Seikan { .. })
-    }
-
-    /// Whether the setup is measured if none is named. Of the WireGuard programs these are the two
-    /// in Go. Setups with many devices are left out, and the naive encapsulator without a gateway.
-    pub(super) fn by_default(&self) -> bool {
-        match self {
-            Self::WireGuard(program) => program.label().ends_with("wireguard-go"),
-            Self::Seikan { many, .. } => !many,
-            Self::NaiveHosts(_) => false,
-            _ => true,
+    /// Seikan at the gateway and at the remote. Many devices are measured only if they are named.
+    pub(super) fn seikan(mode: Mode, many: bool) -> Self {
+        let suffix = if many { "+1000" } else { "" };
+        let name = format!("seikan-{}{suffix}", mode.name());
+        Self {
+            by_default: !many,
+            ..Self::new(&name, Way::Seikan { mode, many }, Seikan::new("native", 0))
         }
     }
 
     /// Whether the setup can run where gateway and remote are members of a mesh behind NATs. Other
     /// tunnels would need the outer addresses and ports; the naive encapsulator gets them.
     pub(super) fn in_mesh(&self) -> bool {
-        matches!(
-            self,
-            Self::HostToHost(_) | Self::Seikan { many: false, .. } | Self::Naive { rps: false, .. }
-        )
-    }
-
-    pub(super) fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
-        match self {
-            Self::Plain => Ok(()),
-            Self::HostToHost(tunnel) => tunnel.availability(),
-            Self::Seikan { .. } => program::need_seikan(),
-            Self::WireGuard(program) => program.availability(),
-            Self::Naive { .. } | Self::NaiveHosts(_) if ipv6 => {
-                Err("it supports only IPv4".to_owned())
-            }
-            Self::NaiveHosts(tunnel) => tunnel.availability(),
-            Self::Naive { .. } => program::need_lab(),
+        match self.way {
+            Way::Hosts => self.carrier.is_own(),
+            Way::Seikan { many, .. } => !many,
+            Way::Naive { rps, .. } => !rps,
+            Way::Plain | Way::WireGuard => false,
         }
     }
 
-    pub(super) fn version(&self) -> Option<String> {
-        match self {
-            Self::HostToHost(_) | Self::Seikan { .. } => {
-                version_line(&program::seikan().ok()?, "--version")
-            }
-            Self::WireGuard(program) => program.version(),
-            _ => None,
+    pub(super) fn availability(&self, ipv6: bool) -> Result<()> {
+        if ipv6 && self.carrier.name() == NAIVE_HOSTS {
+            return Err(LabError::Setup("it supports only IPv4".to_owned()));
         }
+        self.carrier.availability()
     }
 
     /// Returns the LAN that the setup needs, given the requested one.
     pub(super) fn lan(&self, asked: Lan) -> Lan {
-        match *self {
+        match self.way {
             // Super-packets that are never split do not involve GRO.
-            Self::Naive { gro, rps } => Lan {
+            Way::Naive { gro, rps } => Lan {
                 nic: Nic::Plain,
                 gro,
                 rps,
@@ -140,17 +121,17 @@ impl Setup {
 
     /// Returns the source addresses of streams, if the device represents many.
     pub(super) fn sources(&self, ipv6: bool) -> Vec<IpAddr> {
-        match self {
-            Self::Seikan { many: true, .. } => many_numbers().map(|n| on_lan(n).of(ipv6)).collect(),
+        match self.way {
+            Way::Seikan { many: true, .. } => many_numbers().map(|n| on_lan(n).of(ipv6)).collect(),
             _ => Vec::new(),
         }
     }
 
     /// Returns the addresses at which the device reaches the remote without a mesh.
     fn target(&self) -> Pair {
-        match self {
-            Self::Plain => on_wan(2),
-            Self::Seikan {
+        match self.way {
+            Way::Plain => on_wan(2),
+            Way::Seikan {
                 mode: Mode::Transparent,
                 ..
             } => PRESENTED,
@@ -172,40 +153,40 @@ impl Setup {
             target: self.target().of(ipv6),
         };
         let is_mesh = site.internet.is_some();
-        match self {
-            Self::HostToHost(_) if is_mesh => {
+        match self.way {
+            Way::Hosts if is_mesh => {
                 carriers.join_mesh(mesh::start(None, site, dir, interrupt)?, ipv6);
             }
-            Self::Seikan { mode, .. } if is_mesh => {
-                carriers.join_mesh(mesh::start(Some(*mode), site, dir, interrupt)?, ipv6);
+            Way::Seikan { mode, .. } if is_mesh => {
+                carriers.join_mesh(mesh::start(Some(mode), site, dir, interrupt)?, ipv6);
             }
-            // These setups have no site.
-            Self::HostToHost(_) | Self::NaiveHosts(_) => {}
-            Self::Plain => {
+            // Without a mesh it has no site.
+            Way::Hosts => {}
+            Way::Plain => {
                 site.let_gateway_forward()?;
                 site.route_through_gateway(&on_wan(2).networks())?;
                 site.route_to_lan(None)?;
             }
-            Self::Seikan { mode, many } => {
+            Way::Seikan { mode, many } => {
                 let mut devices = devices(site);
-                if *many {
+                if many {
                     site.add_many_addresses()?;
                     devices.extend(many_devices());
                 }
-                if *mode == Mode::Routed {
+                if mode == Mode::Routed {
                     site.route_through_gateway(&on_overlay(2).networks())?;
                 }
-                carriers.started = start_seikan(*mode, &devices, site, dir, interrupt)?;
+                carriers.started = start_seikan(mode, &devices, site, dir, interrupt)?;
             }
-            Self::WireGuard(program) => {
+            Way::WireGuard => {
                 site.let_gateway_forward()?;
                 site.route_through_gateway(&on_overlay(2).networks())?;
                 let ends = [&site.gateway, &site.remote];
-                let start = &mut |end: &End<'_>| program.start_end(end, interrupt);
+                let start = &mut |end: &End<'_>| self.carrier.start_end(end, interrupt);
                 carriers.started = start_ends(ends, dir, interrupt, start)?;
                 site.route_to_lan(Some(&device_name(&site.remote)))?;
             }
-            Self::Naive { .. } => {
+            Way::Naive { .. } => {
                 site.route_through_gateway(&on_overlay(2).networks())?;
                 let [near, far] = naive_options(site);
                 let ends = [(&site.gateway, &*near), (&site.remote, &far)];
@@ -228,9 +209,9 @@ impl Setup {
         dir: &Path,
     ) -> Result<Vec<serde_json::Value>> {
         let hosts = [&site.gateway, &site.remote].into_iter();
-        match self {
-            Self::Seikan { .. } => Ok(hosts.filter_map(|host| status(host, dir)).collect()),
-            Self::Naive { .. } => {
+        match self.way {
+            Way::Seikan { .. } => Ok(hosts.filter_map(|host| status(host, dir)).collect()),
+            Way::Naive { .. } => {
                 // The two ends come first; behind NATs a ping follows.
                 let ends = carriers.started.processes.0.drain(..).take(2);
                 ends.map(Process::end)
@@ -335,18 +316,31 @@ fn keep_mappings(site: &Site, dir: &Path) -> Result<Process> {
 
 /// Returns all setups, in the order of reports.
 pub(super) fn all() -> Vec<Setup> {
+    let naive = || NaiveHosts { spread: false };
     let mut all = vec![
-        Setup::HostToHost(Arc::new(Seikan::new("native", 0))),
-        Setup::NaiveHosts(Arc::new(NaiveHosts { spread: false })),
-        Setup::Plain,
+        Setup::new(YARDSTICK, Way::Hosts, Seikan::new("native", 0)),
+        Setup {
+            by_default: false,
+            ..Setup::new(NAIVE_HOSTS, Way::Hosts, naive())
+        },
+        Setup::new(FORWARDING, Way::Plain, RAW_LINK),
     ];
     for many in [false, true] {
         let modes = [Mode::Transparent, Mode::Routed];
-        all.extend(modes.map(|mode| Setup::Seikan { mode, many }));
+        all.extend(modes.map(|mode| Setup::seikan(mode, many)));
     }
-    all.extend(wireguard::all().map(Setup::WireGuard));
-    for (gro, rps) in [(true, false), (false, false), (false, true)] {
-        all.push(Setup::Naive { gro, rps });
-    }
+    // Of the WireGuard programs the two in Go are measured if none is named.
+    all.extend(wireguard::all().map(|program| Setup {
+        by_default: program.name().ends_with("wireguard-go"),
+        ..Setup::new(&program.name().to_owned(), Way::WireGuard, program)
+    }));
+    let naive_gateways = [
+        ("naive-gro", true, false),
+        ("naive-no-gro", false, false),
+        ("naive-no-gro-rps", false, true),
+    ];
+    all.extend(
+        naive_gateways.map(|(name, gro, rps)| Setup::new(name, Way::Naive { gro, rps }, naive())),
+    );
     all
 }

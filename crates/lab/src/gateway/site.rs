@@ -170,6 +170,13 @@ pub(super) enum Mode {
 }
 
 impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::Transparent => "transparent",
+            Mode::Routed => "routed",
+        }
+    }
+
     /// Returns the sections of a gateway in a configuration, with devices of these addresses on the LAN and
     /// further lines for each.
     pub(super) fn section(
@@ -177,11 +184,10 @@ impl Mode {
         devices: impl Iterator<Item = [IpAddr; 2]>,
         further: impl Fn(usize) -> String,
     ) -> String {
-        let name = match self {
-            Mode::Transparent => "transparent",
-            Mode::Routed => "routed",
-        };
-        let mut text = format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{name}\"\n");
+        let mut text = format!(
+            "\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{}\"\n",
+            self.name()
+        );
         for (number, [v4, v6]) in devices.enumerate() {
             text += &format!(
                 "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{v4}\", \"{v6}\"]\n{}",

@@ -20,7 +20,7 @@ use super::{
     Bench, Curve, Curves, Experiment, Figures, GIGABIT, Grid, Row, library, limit, null, plain,
     set_both, titled,
 };
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::scenario::lookup;
 use crate::site::{Link, NO_OFFLOAD};
 use crate::tunnel::seikan::Seikan;
@@ -660,7 +660,7 @@ fn with_cipher(name: &str) -> Result<Arc<dyn Tunnel>> {
             return null::tunnel();
         }
         let tunnel = Seikan::with_cipher(cipher);
-        tunnel.availability().map_err(LabError::Setup)?;
+        tunnel.availability()?;
         return Ok(Arc::new(tunnel));
     }
     let environment = match name {

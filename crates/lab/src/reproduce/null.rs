@@ -23,7 +23,7 @@ pub(super) fn program() -> Option<PathBuf> {
 pub(super) fn tunnel() -> Result<Arc<dyn Tunnel>> {
     let program = program().ok_or_else(|| LabError::Setup(missing()))?;
     let tunnel = Seikan::with_cipher("null").with_program(program);
-    tunnel.availability().map_err(LabError::Setup)?;
+    tunnel.availability()?;
     Ok(Arc::new(tunnel))
 }
 

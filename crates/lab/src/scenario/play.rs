@@ -226,7 +226,7 @@ pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Arc<dyn Tunnel>> {
             "no tunnel is called `{name}`, or it cannot have this fault"
         ))
     })?;
-    tunnel.availability().map_err(LabError::Setup)?;
+    tunnel.availability()?;
     Ok(tunnel)
 }
 

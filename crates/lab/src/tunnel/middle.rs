@@ -62,8 +62,8 @@ impl Tunnel for Naive {
         false
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        program::need_lab()
+    fn programs(&self) -> &[&str] {
+        &[program::LAB]
     }
 
     fn link(&self, asked: Link) -> Link {
@@ -140,8 +140,8 @@ impl Tunnel for NaiveHosts {
         false
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        program::need_lab()
+    fn programs(&self) -> &[&str] {
+        &[program::LAB]
     }
 
     fn link(&self, asked: Link) -> Link {

@@ -39,7 +39,7 @@ impl Tunnel for Mixed {
         false
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
+    fn availability(&self) -> Result<()> {
         self.ours.availability()?;
         self.theirs.availability()
     }

@@ -13,7 +13,7 @@ mod nebula;
 mod openvpn;
 pub(crate) mod openvswitch;
 pub mod pass_through;
-mod raw;
+pub(crate) mod raw;
 pub(crate) mod seikan;
 pub(crate) mod wireguard;
 
@@ -33,6 +33,7 @@ use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result};
 use crate::load::wait_reachable;
 use crate::process::{Process, Processes};
+use crate::program;
 use crate::site::{Host, Hosts, Link, LinkKind};
 
 /// Maximum time until a tunnel's far end answers.
@@ -55,17 +56,28 @@ pub trait Tunnel: Send + Sync {
         true
     }
 
+    /// Returns the programs that it runs, the one that carries packets first.
+    fn programs(&self) -> &[&str] {
+        &[]
+    }
+
     /// Checks whether the tunnel can run here.
     ///
     /// # Errors
     /// The reason.
-    fn availability(&self) -> std::result::Result<(), String> {
-        Ok(())
+    fn availability(&self) -> Result<()> {
+        match self.programs() {
+            [] => Ok(()),
+            programs => program::need(programs),
+        }
     }
 
-    /// Returns the program's version in one line; `None` if it is unknown.
+    /// Returns the version of another program than this one, in one line; `None` if it is unknown.
     fn version(&self) -> Option<String> {
-        None
+        match self.programs().first()? {
+            &program::LAB => None,
+            name => version_line(name, "--version"),
+        }
     }
 
     /// Returns the link that the tunnel needs, given the requested one.
@@ -373,14 +385,9 @@ pub fn inner_device(name: &str, host: &Host) -> String {
     named(name, &Changes::default()).map_or_else(|| device_name(host), |of| of.device(host))
 }
 
-fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
-    crate::program::find(name)
-        .ok_or_else(|| format!("cannot find the program `{name}` on PATH or in $SEIKAN_PEERS"))
-}
-
-/// The first line that `program ARGUMENT` prints about itself.
-pub(crate) fn version_line(program: &Path, argument: &str) -> Option<String> {
-    let output = Command::new(program)
+/// The first line that `name ARGUMENT` prints about itself.
+fn version_line(name: &str, argument: &str) -> Option<String> {
+    let output = Command::new(program::of_tunnel(name).ok()?)
         .arg(argument)
         .stdin(Stdio::null())
         .output()

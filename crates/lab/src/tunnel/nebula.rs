@@ -5,10 +5,10 @@ use std::process::Command;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
-use crate::program::need_tun;
+use crate::error::Result;
+use crate::program::of_tunnel;
 use crate::site::{Host, Hosts, output};
-use crate::tunnel::{End, Started, Tunnel, need_program, start_ends, version_line, write_private};
+use crate::tunnel::{End, Started, Tunnel, start_ends, version_line, write_private};
 
 const PORT: u16 = 4242;
 
@@ -20,18 +20,16 @@ impl Tunnel for Nebula {
         "nebula"
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        need_program("nebula")?;
-        need_program("nebula-cert")?;
-        need_tun()
+    fn programs(&self) -> &[&str] {
+        &["nebula", "nebula-cert"]
     }
 
     fn version(&self) -> Option<String> {
-        version_line(&need_program("nebula").ok()?, "-version")
+        version_line("nebula", "-version")
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let program = need_program("nebula").map_err(LabError::Setup)?;
+        let program = of_tunnel("nebula")?;
         certify(dir, &["ca", "-name", "lab"])?;
         for host in hosts.both() {
             let network = format!("{}/24", host.inner);
@@ -48,8 +46,7 @@ impl Tunnel for Nebula {
 }
 
 fn certify(dir: &Path, arguments: &[&str]) -> Result<()> {
-    let program = need_program("nebula-cert").map_err(LabError::Setup)?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(of_tunnel("nebula-cert")?);
     output(None, command.args(arguments).current_dir(dir), "").map(drop)
 }
 

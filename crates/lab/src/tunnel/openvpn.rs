@@ -11,11 +11,9 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::program::need_tun;
+use crate::program::of_tunnel;
 use crate::site::Hosts;
-use crate::tunnel::{
-    Changes, End, Started, Tunnel, need_program, start_ends, version_line, write_private,
-};
+use crate::tunnel::{Changes, End, Started, Tunnel, start_ends, version_line, write_private};
 
 const PORT: u16 = 11_000;
 const CIPHER: &str = "AES-256-GCM";
@@ -80,19 +78,18 @@ impl Tunnel for OpenVpn {
         !self.tap
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        need_program("openvpn")?;
-        need_tun()
+    fn programs(&self) -> &[&str] {
+        &["openvpn"]
     }
 
     fn version(&self) -> Option<String> {
-        let line = version_line(&need_program("openvpn").ok()?, "--version")?;
+        let line = version_line("openvpn", "--version")?;
         // "OpenVPN 2.6.3 x86_64-pc-linux-gnu [SSL (OpenSSL)] ...": the platform says nothing new.
         Some(line.split(' ').take(2).collect::<Vec<_>>().join(" "))
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let program = need_program("openvpn").map_err(LabError::Setup)?;
+        let program = of_tunnel("openvpn")?;
         let (server, client) = (identity(dir, "server")?, identity(dir, "client")?);
         start_ends(hosts.both(), dir, interrupt, &mut |end| {
             let End { host, other, .. } = end;

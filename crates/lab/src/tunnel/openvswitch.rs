@@ -10,9 +10,9 @@ use seikan_ui::Interrupt;
 
 use crate::error::{Doing, LabError, Result};
 use crate::process::{Process, wait_for};
-use crate::program::need_tun;
+use crate::program::{need, need_tun, of_tunnel};
 use crate::site::{Host, Hosts, Link, LinkKind, PORTS, output};
-use crate::tunnel::{READY_PATIENCE, SWITCH, Started, Tunnel, need_program, version_line};
+use crate::tunnel::{READY_PATIENCE, SWITCH, Started, Tunnel};
 
 /// The switch, as Debian's package openvswitch-switch has it.
 pub(super) struct OpenVSwitch;
@@ -21,9 +21,9 @@ pub(super) struct OpenVSwitch;
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Programs of the package.
 const PROGRAMS: [&str; 5] = [
+    "ovs-vswitchd",
     "ovsdb-tool",
     "ovsdb-server",
-    "ovs-vswitchd",
     "ovs-vsctl",
     "ovs-ofctl",
 ];
@@ -40,21 +40,21 @@ impl Tunnel for OpenVSwitch {
         false
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        let needed = PROGRAMS
-            .into_iter()
-            .try_for_each(|name| need_program(name).map(drop));
-        needed.map_err(|why| format!("{why}: Debian's package openvswitch-switch has it"))?;
-        if !Path::new(SCHEMA).exists() {
-            return Err(format!(
-                "no {SCHEMA}: Debian's package openvswitch-common has it"
-            ));
-        }
-        need_tun()
+    fn programs(&self) -> &[&str] {
+        &PROGRAMS
     }
 
-    fn version(&self) -> Option<String> {
-        version_line(&need_program("ovs-vswitchd").ok()?, "--version")
+    fn availability(&self) -> Result<()> {
+        need_tun()?;
+        need(&PROGRAMS).map_err(|why| {
+            LabError::Setup(format!("{why}: Debian's package openvswitch-switch has it"))
+        })?;
+        if Path::new(SCHEMA).exists() {
+            return Ok(());
+        }
+        Err(LabError::Setup(format!(
+            "no {SCHEMA}: Debian's package openvswitch-common has it"
+        )))
     }
 
     /// The switch takes packets as they are. It would drop packets that are longer than the MTU,
@@ -164,7 +164,7 @@ fn run_vsctl(dir: &Path, words: &[&str]) -> Result<()> {
 
 /// Returns the command of a program of Open vSwitch that writes all its files into `dir`.
 fn command(name: &str, dir: &Path) -> Result<Command> {
-    let mut command = Command::new(need_program(name).map_err(LabError::Setup)?);
+    let mut command = Command::new(of_tunnel(name)?);
     for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"] {
         command.env(variable, dir);
     }

@@ -9,9 +9,14 @@ use crate::site::{Hosts, Link};
 use crate::tunnel::{Started, Tunnel};
 
 /// The link as requested, or without offloads, independent of the request.
-pub(super) struct Raw {
-    pub(super) without_offload: bool,
+pub(crate) struct Raw {
+    pub(crate) without_offload: bool,
 }
+
+/// The link with its offloads.
+pub(crate) const RAW_LINK: Raw = Raw {
+    without_offload: false,
+};
 
 impl Tunnel for Raw {
     fn name(&self) -> &str {

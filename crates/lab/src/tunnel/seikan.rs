@@ -16,7 +16,7 @@ use crate::process::Process;
 use crate::program;
 use crate::site::Host;
 use crate::tunnel::wireguard;
-use crate::tunnel::{End, PORT, Tunnel, device_name, version_line, write_private};
+use crate::tunnel::{End, PORT, Tunnel, device_name, write_private};
 
 /// Environment variable with the directory of Seikan's control socket. The system's directory would
 /// not do: others use it, and a user namespace cannot write to it.
@@ -156,12 +156,8 @@ impl Tunnel for Seikan {
         !self.ethernet
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        program::need_seikan()
-    }
-
-    fn version(&self) -> Option<String> {
-        version_line(&program::seikan().ok()?, "--version")
+    fn programs(&self) -> &[&str] {
+        &[program::SEIKAN]
     }
 
     fn start_end(&self, end: &End<'_>, _: &Interrupt) -> Result<Process> {

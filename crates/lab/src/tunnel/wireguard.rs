@@ -8,14 +8,15 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::slice;
 use std::time::Duration;
 
 use seikan_ui::Interrupt;
 
 use crate::error::{Doing, LabError, Result};
 use crate::process::{Process, wait_for};
-use crate::program::need_tun;
-use crate::tunnel::{End, PORT, Tunnel, need_program, version_line};
+use crate::program::{need, of_tunnel};
+use crate::tunnel::{End, PORT, Tunnel};
 
 /// Directory of the control sockets, set by the protocol.
 const SOCKET_DIR: &str = "/var/run/wireguard";
@@ -56,20 +57,19 @@ impl Tunnel for WireGuard {
         self.name
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        need_program(self.program)?;
-        need_tun()?;
-        std::fs::create_dir_all(SOCKET_DIR)
-            .and_then(|()| tempfile::tempfile_in(SOCKET_DIR).map(drop))
-            .map_err(|e| format!("its control socket goes to {SOCKET_DIR}, which cannot be written ({e}): run as root"))
+    fn programs(&self) -> &[&str] {
+        slice::from_ref(&self.program)
     }
 
-    fn version(&self) -> Option<String> {
-        version_line(&need_program(self.program).ok()?, "--version")
+    fn availability(&self) -> Result<()> {
+        need(self.programs())?;
+        std::fs::create_dir_all(SOCKET_DIR)
+            .and_then(|()| tempfile::tempfile_in(SOCKET_DIR).map(drop))
+            .map_err(|e| LabError::Setup(format!("its control socket goes to {SOCKET_DIR}, which cannot be written ({e}): run as root")))
     }
 
     fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
-        let program = need_program(self.program).map_err(LabError::Setup)?;
+        let program = of_tunnel(self.program)?;
         let (device, mut command) = (end.device(), Command::new(&program));
         command.args(self.arguments).arg(&device);
         let path = socket(&device);
@@ -82,13 +82,6 @@ impl Tunnel for WireGuard {
         configure(socket, end)?;
         end.host.configure_tunnel(&device, MTU)?;
         Ok(process)
-    }
-}
-
-impl WireGuard {
-    /// Its name in reports.
-    pub(crate) fn label(&self) -> &'static str {
-        self.name
     }
 }
 

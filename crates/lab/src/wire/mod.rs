@@ -256,8 +256,8 @@ impl Wire {
     ///
     /// # Errors
     /// The reason, for people.
-    pub fn availability() -> std::result::Result<(), String> {
-        program::need_lab()
+    pub fn availability() -> Result<()> {
+        program::need(&[program::LAB])
     }
 
     /// Makes a device of this name in each namespace, down and without addresses, and joins them.
@@ -269,7 +269,7 @@ impl Wire {
         [(a, near), (b, far)]: [(&NetNs, &str); 2],
         faults: WireFaults,
     ) -> Result<Self> {
-        Self::availability().map_err(LabError::Setup)?;
+        Self::availability()?;
         let there = format!("/proc/{}/fd/{}", std::process::id(), b.as_fd().as_raw_fd());
         let mut command = program::lab_command()?;
         command

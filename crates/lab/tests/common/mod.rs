@@ -14,7 +14,7 @@ pub fn host() -> Option<Host> {
 }
 
 /// Says why a test does not run; fails instead when everything is required.
-pub fn skip(reason: &str) {
+pub fn skip(reason: impl std::fmt::Display) {
     assert!(
         std::env::var_os("SEIKAN_REQUIRE_ALL").is_none_or(|v| v != "1"),
         "required, but: {reason}"

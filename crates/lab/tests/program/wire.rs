@@ -14,7 +14,7 @@ use crate::common::skip;
 /// Two hosts on a link; `None`, with a message, if the machine cannot.
 fn hosts(faults: WireFaults) -> Option<Hosts> {
     let link = Link::with_faults(faults);
-    match Wire::availability().and_then(|()| Hosts::create(link).map_err(|e| e.to_string())) {
+    match Wire::availability().and_then(|()| Hosts::create(link)) {
         Ok(hosts) => Some(hosts),
         Err(reason) => {
             skip(&reason);

@@ -52,7 +52,7 @@ pub fn bench_paths(
         )));
     }
     let cells = paths.cells(options.congestion)?;
-    Wire::availability().map_err(LabError::Setup)?;
+    Wire::availability()?;
     let usual = USUAL.map(str::to_owned);
     let only = options.only.as_deref().unwrap_or(&usual);
     let (present, absent) = tunnels(options.idle_peers, Some(only))?;

@@ -45,8 +45,8 @@ impl Tunnel for Crude {
         false
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        program::need_lab()
+    fn programs(&self) -> &[&str] {
+        &[program::LAB]
     }
 
     fn start_end(&self, end: &End<'_>, _: &Interrupt) -> Result<Process> {
