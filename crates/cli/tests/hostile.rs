@@ -28,6 +28,7 @@ use seikan_proto::rng::Rng;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_sys::netlink::AddressOptions;
 use seikan_sys::netns::NetNs;
+use seikan_ui::{Interrupt, Stop};
 
 /// Duration of each kind of flood.
 const SHOOTING: Duration = Duration::from_millis(600);
@@ -70,10 +71,10 @@ impl UnknownSource {
 
     /// Sends for a while; returns the datagrams that came back until shortly after.
     fn fire(&self, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        let stop = AtomicBool::new(false);
+        let stop = Interrupt::new();
         std::thread::scope(|scope| {
             let shooting = scope.spawn(|| shoot(&self.gun, datagrams, &stop));
-            let stopping = StopsAtEnd(&stop);
+            let stopping = Stop(&stop);
             let mut answers = self.answers(SHOOTING);
             drop(stopping);
             assert!(shooting.join().expect("shooting") > 100, "hardly a flood");
@@ -344,10 +345,10 @@ fn a_peer_connects_during_a_flood_of_data() {
         let (target, _, left) = overhear(world, "native");
         let limited = || world.status(&world.right)["flood_drops"].as_u64() > Some(0);
         let datagrams = target.datagrams(Flood::Forged, 1);
-        let stop = AtomicBool::new(false);
+        let stop = Interrupt::new();
         std::thread::scope(|scope| {
             scope.spawn(|| shoot(&unknown_source.gun, &datagrams, &stop));
-            let _stopping = StopsAtEnd(&stop);
+            let _stopping = Stop(&stop);
             eventually("the flood is not limited", limited);
             drop(left);
             let _left = world.up_with(&world.left, &["--protocol", "native"]);

@@ -5,14 +5,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_sys::packet::capture::CaptureSocket;
+use seikan_ui::Interrupt;
 
 use crate::error::{Doing, LabError, Result};
 use crate::site::Host;
@@ -50,7 +49,7 @@ pub(crate) struct Captured {
 /// A running capture. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    stop: Arc<AtomicBool>,
+    stop: Interrupt,
     thread: Option<JoinHandle<io::Result<Captured>>>,
 }
 
@@ -67,8 +66,8 @@ impl Capture {
         let write = || LabError::io(format!("write {}", file.display()));
         let mut out = BufWriter::new(File::create(file).map_err(write())?);
         out.write_all(&file_header()).map_err(write())?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&stop);
+        let stop = Interrupt::new();
+        let flag = stop.clone();
         let thread = std::thread::Builder::new()
             .name("capture".to_owned())
             .spawn(move || record(socket, out, &flag))
@@ -84,7 +83,7 @@ impl Capture {
     /// # Errors
     /// The file could not be written, or the socket failed.
     pub(crate) fn finish(mut self) -> Result<Captured> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.raise();
         let ended = || LabError::Setup("the thread of a capture ended: this is a bug".into());
         let thread = self.thread.take().ok_or_else(ended)?;
         thread.join().map_err(|_| ended())?.doing("capture packets")
@@ -93,7 +92,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.raise();
         if let Some(thread) = self.thread.take() {
             // Its outcome no longer matters.
             let _ = thread.join();
@@ -104,12 +103,12 @@ impl Drop for Capture {
 fn record(
     mut socket: CaptureSocket,
     mut out: impl Write,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) -> io::Result<Captured> {
     let mut captured = Captured::default();
     let mut buffer = [0; SNAP_LENGTH];
     let mut refused = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         let received = match socket.receive(&mut buffer) {
             Ok(received) => received,
             Err(e)

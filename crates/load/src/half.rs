@@ -6,9 +6,9 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use seikan_ui::Interrupt;
 use socket2::SockRef;
 
 use crate::error::{Doing, LoadError, Result};
@@ -99,12 +99,12 @@ impl Sink {
     ///
     /// # Errors
     /// It does not connect in time, or `stop` was raised.
-    pub fn accept(self, from: Option<IpAddr>, token: &Token, stop: &AtomicBool) -> Result<Flow> {
+    pub fn accept(self, from: Option<IpAddr>, token: &Token, stop: &Interrupt) -> Result<Flow> {
         let until = Instant::now() + PATIENCE;
         let is_it = |address: SocketAddr| {
             from.is_none_or(|from| address.ip().to_canonical() == from.to_canonical())
         };
-        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+        while Instant::now() < until && !stop.is_raised() {
             match &self {
                 Sink::Tcp(listener) => {
                     let Ok((stream, address)) = listener.accept() else {
@@ -149,7 +149,7 @@ pub fn reach(
     transport: Transport,
     to: SocketAddr,
     token: &Token,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) -> Result<Flow> {
     let failed = || LoadError::io(format!("reach the load's port at {to} (a firewall?)"));
     match transport {
@@ -173,7 +173,7 @@ pub fn reach(
             socket.connect(to).map_err(failed())?;
             time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
-            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            while Instant::now() < until && !stop.is_raised() {
                 // The token or its answer may be lost. It is sent again after the read's timeout.
                 let _ = socket.send(token);
                 let mut said = [0; 17];
@@ -204,7 +204,7 @@ fn forget_received(socket: &UdpSocket) -> Result<()> {
 impl Flow {
     /// Sends until `stop` is set, at most `rate` Mbit/s or unlimited. Datagrams have no congestion
     /// control.
-    pub fn send(&self, rate: Option<f64>, stop: &AtomicBool) {
+    pub fn send(&self, rate: Option<f64>, stop: &Interrupt) {
         match self {
             Flow::Tcp(stream) => send(stream, rate, stop),
             Flow::Udp(socket) => send_datagrams(socket, DATAGRAM, None, rate, stop),
@@ -212,7 +212,7 @@ impl Flow {
     }
 
     /// Receives until `stop` is set, or the other end is gone.
-    pub fn receive(&self, meter: &Meter, stop: &AtomicBool) {
+    pub fn receive(&self, meter: &Meter, stop: &Interrupt) {
         match self {
             Flow::Tcp(stream) => receive(stream, None, meter, stop),
             Flow::Udp(socket) => receive_datagrams(socket, meter, stop),
@@ -254,7 +254,7 @@ mod tests {
     fn flows(transport: Transport) -> u64 {
         let sink = Sink::open(transport, here()).expect("sink");
         let to = SocketAddr::new(here().ip(), sink.port().expect("port"));
-        let (stop, meter) = (AtomicBool::new(false), Meter::default());
+        let (stop, meter) = (Interrupt::new(), Meter::default());
         std::thread::scope(|scope| {
             let (stop, meter) = (&stop, &meter);
             scope.spawn(move || {
@@ -263,14 +263,14 @@ mod tests {
                     .expect("the flow");
                 flow.receive(meter, stop);
             });
-            let wrong_token = AtomicBool::new(false);
+            let wrong_token = Interrupt::new();
             if transport == Transport::Tcp {
                 assert!(reach(transport, to, &[8; 16], &wrong_token).is_err());
             }
             let flow = reach(transport, to, &TOKEN, stop).expect("the sink");
             scope.spawn(move || flow.send(Some(8.0), stop));
             std::thread::sleep(Duration::from_millis(200));
-            stop.store(true, Ordering::Relaxed);
+            stop.raise();
         });
         meter.bytes()
     }
@@ -292,13 +292,13 @@ mod tests {
     fn a_connection_from_another_host_is_refused() {
         let sink = Sink::open(Transport::Tcp, here()).expect("sink");
         let to = SocketAddr::new(here().ip(), sink.port().expect("port"));
-        let stop = AtomicBool::new(false);
+        let stop = Interrupt::new();
         std::thread::scope(|scope| {
             let elsewhere: IpAddr = [127, 0, 0, 2].into();
             let stop = &stop;
             let waiting = scope.spawn(move || sink.accept(Some(elsewhere), &TOKEN, stop));
             assert!(reach(Transport::Tcp, to, &TOKEN, stop).is_err());
-            stop.store(true, Ordering::Relaxed);
+            stop.raise();
             assert!(waiting.join().expect("join").is_err());
         });
     }

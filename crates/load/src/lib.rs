@@ -22,7 +22,6 @@ mod web;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -41,15 +40,6 @@ pub use web::{WebReport, web};
 
 use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
-
-/// Raises a flag when dropped, also by a panic: a scope would wait for its threads for ever.
-pub struct Stop<'a>(pub &'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Ends of a load: `client` reaches `server` at `target`.
 #[derive(Clone, Copy, Debug)]

@@ -6,15 +6,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use crate::error::{Doing, LoadError, Result};
-use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join, time_outs};
+use crate::{Ends, IO_TIMEOUT, is_timeout, join, time_outs};
 
 /// Maximum number of bytes of one write or read.
 const BLOCK: usize = 128 * 1024;
@@ -118,7 +118,7 @@ pub fn live<T, E: From<LoadError>>(
     interrupt: &Interrupt,
     work: impl FnOnce(&Meter) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
-    let (meter, stop) = (Meter::default(), AtomicBool::new(false));
+    let (meter, stop) = (Meter::default(), Interrupt::new());
     let mut jobs = match options.kind {
         LiveKind::Tcp => streams(ends, options, interrupt)?,
         LiveKind::Udp => {
@@ -163,7 +163,7 @@ impl Job {
         options: &LiveOptions,
         parts: f64,
         meter: &'a Meter,
-        stop: &'a AtomicBool,
+        stop: &'a Interrupt,
     ) -> (Work<'a>, Work<'a>) {
         let send_rate = options.rate.map(|rate| rate / parts);
         let read_rate = options.reader_rate.map(|rate| rate / parts);
@@ -258,8 +258,8 @@ impl Pace {
 }
 
 /// Waits until the pace allows `bytes`. Returns whether to continue.
-fn allowed(pace: &mut Option<Pace>, bytes: usize, stop: &AtomicBool) -> bool {
-    while !stop.load(Ordering::Relaxed) {
+fn allowed(pace: &mut Option<Pace>, bytes: usize, stop: &Interrupt) -> bool {
+    while !stop.is_raised() {
         let Some(wait) = pace
             .as_mut()
             .and_then(|p| p.wait_for(bytes, Instant::now()))
@@ -277,7 +277,7 @@ fn took(pace: &mut Option<Pace>, bytes: usize) {
     }
 }
 
-pub(super) fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &AtomicBool) {
+pub(super) fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &Interrupt) {
     let block = vec![0x5a_u8; BLOCK];
     let mut pace = rate.map(Pace::new);
     let burst = pace.as_ref().map_or(BLOCK, Pace::burst);
@@ -291,7 +291,7 @@ pub(super) fn send(mut tx: &TcpStream, rate: Option<f64>, stop: &AtomicBool) {
     abort(tx);
 }
 
-pub(super) fn receive(mut rx: &TcpStream, rate: Option<f64>, meter: &Meter, stop: &AtomicBool) {
+pub(super) fn receive(mut rx: &TcpStream, rate: Option<f64>, meter: &Meter, stop: &Interrupt) {
     let mut block = vec![0_u8; BLOCK];
     let mut pace = rate.map(Pace::new);
     let burst = pace.as_ref().map_or(BLOCK, Pace::burst);
@@ -320,7 +320,7 @@ pub(super) fn send_datagrams(
     size: usize,
     burst: Option<usize>,
     rate: Option<f64>,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) {
     let block = vec![0x5a_u8; size];
     let mut pace = rate.map(Pace::new);
@@ -335,16 +335,16 @@ pub(super) fn send_datagrams(
     }
 }
 
-pub(super) fn receive_datagrams(rx: &UdpSocket, meter: &Meter, stop: &AtomicBool) {
+pub(super) fn receive_datagrams(rx: &UdpSocket, meter: &Meter, stop: &Interrupt) {
     let mut block = vec![0_u8; BLOCK];
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         if let Ok(bytes) = rx.recv(&mut block) {
             meter.count(bytes);
         }
     }
 }
 
-fn request_again_and_again(to: SocketAddr, size: usize, rate: Option<f64>, stop: &AtomicBool) {
+fn request_again_and_again(to: SocketAddr, size: usize, rate: Option<f64>, stop: &Interrupt) {
     let block = vec![0x5a_u8; size];
     let mut pace = rate.map(Pace::new);
     while allowed(&mut pace, size, stop) {
@@ -362,9 +362,9 @@ fn request_again_and_again(to: SocketAddr, size: usize, rate: Option<f64>, stop:
     }
 }
 
-fn serve(listener: &TcpListener, meter: &Meter, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, meter: &Meter, stop: &Interrupt) {
     let mut block = vec![0_u8; BLOCK];
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         let Ok((mut stream, _)) = listener.accept() else {
             continue;
         };

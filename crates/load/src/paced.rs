@@ -4,14 +4,13 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 
 use crate::error::{Doing, LoadError, Result};
 use crate::latency::{LatencyOptions, LatencyReport};
-use crate::{Ends, IO_TIMEOUT, Stop, is_timeout, join};
+use crate::{Ends, IO_TIMEOUT, is_timeout, join};
 
 /// Payload: 20 ms of G.711 (RFC 3551, section 4.5.14) behind the header of RTP (RFC 3550, section
 /// 5.1).
@@ -29,7 +28,7 @@ pub fn paced(
     interrupt: &Interrupt,
 ) -> Result<LatencyReport> {
     let [far, near] = ends.datagrams()?;
-    let stop = AtomicBool::new(false);
+    let stop = Interrupt::new();
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| answer(&far, &stop));
         let times = {
@@ -43,9 +42,9 @@ pub fn paced(
 
 /// Echoes received datagrams until `stop` is set, cut to the length that [`round_trips`] uses. A
 /// connected socket receives only datagrams of its other end.
-pub fn answer(socket: &UdpSocket, stop: &AtomicBool) {
+pub fn answer(socket: &UdpSocket, stop: &Interrupt) {
     let mut datagram = [0; PAYLOAD];
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         // The error is the time-out, or reports an earlier answer. A lost answer is counted by the
         // sender.
         if let Ok((length, from)) = socket.recv_from(&mut datagram) {

@@ -7,7 +7,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_sys::tcp::TcpInfo;
@@ -160,7 +160,7 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
     }
     let again = retransmissions(ends)?;
     let streams = connect_all(ends, options, interrupt)?;
-    let stop = AtomicBool::new(false);
+    let stop = Interrupt::new();
     let (samples, cpu, info, outcome) = std::thread::scope(|scope| {
         let stop = &stop;
         let mut workers = Vec::with_capacity(streams.len() * 2);
@@ -170,7 +170,7 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
         }
         let measured = measure(&streams, options, interrupt);
         let info = TcpInfo::of(&streams[0].tx).ok();
-        stop.store(true, Ordering::Relaxed);
+        stop.raise();
         let mut outcome = Ok(());
         for worker in workers {
             outcome = outcome.and(join(worker).and_then(|r| r));
@@ -251,12 +251,12 @@ fn connect_all(
 }
 
 /// Writes until `stop` is set, then ends the stream.
-fn send_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
+fn send_stream(stream: &Stream, verify: bool, stop: &Interrupt) -> Result<()> {
     let mut block = vec![0_u8; BLOCK];
     stream.pattern.fill(0, &mut block);
     let mut sent = 0_u64;
     let mut from = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         match (&stream.tx).write(&block[from..]) {
             Ok(n) => {
                 sent += n as u64;
@@ -287,7 +287,7 @@ fn send_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
 }
 
 /// Reads to the end of the stream, or until nothing comes any more after the stop.
-fn receive_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
+fn receive_stream(stream: &Stream, verify: bool, stop: &Interrupt) -> Result<()> {
     let mut block = vec![0_u8; BLOCK];
     let patience = if verify { DRAIN_VERIFY } else { DRAIN };
     let mut drain: Option<Instant> = None;
@@ -314,7 +314,7 @@ fn receive_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()
                 return Err(LoadError::io(format!("read from stream {}", stream.number))(e));
             }
         }
-        if stop.load(Ordering::Relaxed)
+        if stop.is_raised()
             && *drain.get_or_insert_with(|| Instant::now() + patience) < Instant::now()
         {
             break false;

@@ -9,7 +9,7 @@
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -189,12 +189,12 @@ pub fn udp_flood(
     };
     let dropped = receiving.run(udp_receive_buffer_errors)?;
     let (sent, received) = (Counter::default(), Counter::default());
-    let stop = AtomicBool::new(false);
+    let stop = Interrupt::new();
     let (window, tx, rx) = std::thread::scope(|scope| {
         let rx = scope.spawn(|| receive(&receiver, options, &received, &stop));
         let tx = scope.spawn(|| send_flood(&sender, options, &sent, &stop));
         let window = measure(&sent, &received, options, interrupt);
-        stop.store(true, Ordering::Relaxed);
+        stop.raise();
         Ok::<_, LoadError>((window, join(tx)?, join(rx)?))
     })?;
     let (window, (), (arrivals, corrupt)) = (window?, tx?, rx?);
@@ -230,7 +230,7 @@ pub fn receive_flood(
     socket: &UdpSocket,
     options: &UdpOptions,
     received: &Counter,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) -> Result<()> {
     set_receive_buffer(socket, options)?;
     receive(socket, options, received, stop).map(drop)
@@ -302,7 +302,7 @@ pub fn send_flood(
     socket: &UdpSocket,
     options: &UdpOptions,
     sent: &Counter,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) -> Result<()> {
     let mut datagram = vec![0_u8; options.datagram];
     datagram[8..HEADER].copy_from_slice(&options.seed.to_be_bytes());
@@ -310,7 +310,7 @@ pub fn send_flood(
     let bits = options.datagram as f64 * 8.0;
     let start = Instant::now();
     let mut number = 0;
-    while number < MAX_COUNT && !stop.load(Ordering::Relaxed) {
+    while number < MAX_COUNT && !stop.is_raised() {
         if let Some(rate) = options.rate {
             let due = start + Duration::from_secs_f64(number as f64 * bits / rate);
             let early = due.saturating_duration_since(Instant::now());
@@ -352,7 +352,7 @@ fn receive(
     socket: &UdpSocket,
     options: &UdpOptions,
     received: &Counter,
-    stop: &AtomicBool,
+    stop: &Interrupt,
 ) -> Result<(Arrivals, u64)> {
     let mut expected = vec![0_u8; options.datagram];
     expected[8..HEADER].copy_from_slice(&options.seed.to_be_bytes());
@@ -383,7 +383,7 @@ fn receive(
                 if std::mem::take(&mut news) {
                     last = Instant::now();
                 } else if last.elapsed() > QUIET {
-                    if stop.load(Ordering::Relaxed) {
+                    if stop.is_raised() {
                         return Ok((arrivals, corrupt));
                     }
                     flags = MsgFlags::empty();

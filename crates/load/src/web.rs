@@ -7,15 +7,15 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, LoadError, Result};
 use crate::stats::percentile;
-use crate::{Ends, Stop, gbit_per_second, is_timeout, join};
+use crate::{Ends, gbit_per_second, is_timeout, join};
 
 /// Connections of a page, as many as browsers open to a host with HTTP/1.1.
 const CONNECTIONS: usize = 6;
@@ -62,7 +62,7 @@ pub fn web(ends: &Ends<'_>, duration: Duration, interrupt: &Interrupt) -> Result
         to,
         interrupt,
     };
-    let stop = AtomicBool::new(false);
+    let stop = Interrupt::new();
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| serve(&listener, &stop));
         let loaded = {
@@ -175,9 +175,9 @@ impl Page<'_> {
 }
 
 /// Answers requests until `stop` is set.
-fn serve(listener: &TcpListener, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, stop: &Interrupt) {
     std::thread::scope(|scope| {
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.is_raised() {
             if let Ok((stream, _)) = listener.accept() {
                 // A failed connection fails its page, which the client counts.
                 scope.spawn(move || answer(stream, stop));
@@ -187,14 +187,14 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) {
 }
 
 /// Answers the requests of one connection.
-fn answer(mut stream: TcpStream, stop: &AtomicBool) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, stop: &Interrupt) -> std::io::Result<()> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;
     stream.set_nodelay(true)?;
     let block = [0x5a; BLOCK];
     let mut request = [0; 8];
     let mut known = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_raised() {
         match stream.read(&mut request[known..]) {
             Ok(0) => break,
             Ok(bytes) => known += bytes,
@@ -206,7 +206,7 @@ fn answer(mut stream: TcpStream, stop: &AtomicBool) -> std::io::Result<()> {
         }
         known = 0;
         let mut left = u64::from_be_bytes(request).min(MOST);
-        while left > 0 && !stop.load(Ordering::Relaxed) {
+        while left > 0 && !stop.is_raised() {
             let most = left.min(BLOCK as u64) as usize;
             match stream.write(&block[..most]) {
                 Ok(bytes) => left -= bytes as u64,

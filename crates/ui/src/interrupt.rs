@@ -103,6 +103,17 @@ impl Interrupt {
     }
 }
 
+/// Raises a flag when dropped, so that threads that check it end even if the one that waits for them
+/// fails.
+#[derive(Debug)]
+pub struct Stop<'a>(pub &'a Interrupt);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
+}
+
 /// Takes the signal handlers away again when dropped.
 #[derive(Debug)]
 pub struct SignalGuard(Vec<SigId>);

@@ -14,7 +14,7 @@ pub mod screen;
 pub mod svg;
 pub mod time;
 
-pub use interrupt::{Interrupt, Interrupted, SignalError, SignalGuard};
+pub use interrupt::{Interrupt, Interrupted, SignalError, SignalGuard, Stop};
 pub use progress::{Progress, ProgressBar};
 
 /// Style sheet of HTML pages.

@@ -5,7 +5,6 @@
 
 use std::io::Read;
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blake2::digest::consts::U16;
@@ -13,6 +12,7 @@ use blake2::digest::{Digest, FixedOutput, Mac, Update};
 use blake2::{Blake2s256, Blake2sMac};
 use clap::ValueEnum;
 use seikan_load::Pattern;
+use seikan_ui::Interrupt;
 use serde::Serialize;
 
 use crate::arguments;
@@ -168,10 +168,10 @@ impl Target {
 
 /// Sends the datagrams in rotation until `stop` is set; returns the number sent. Datagrams that the
 /// kernel refuses do not count.
-pub fn shoot(socket: &UdpSocket, datagrams: &[Vec<u8>], stop: &AtomicBool) -> u64 {
+pub fn shoot(socket: &UdpSocket, datagrams: &[Vec<u8>], stop: &Interrupt) -> u64 {
     let mut sent = 0;
     for datagram in datagrams.iter().cycle() {
-        if stop.load(Ordering::Relaxed) {
+        if stop.is_raised() {
             break;
         }
         sent += u64::from(socket.send(datagram).is_ok());

@@ -9,7 +9,6 @@
 mod flood;
 
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -220,20 +219,20 @@ fn under_fire(
         socket.connect(to).map(|()| socket)
     })?;
     let gun = gun.map_err(open("the flood"))?;
-    let stop = AtomicBool::new(false);
+    let stop = Interrupt::new();
     let begin = std::time::Instant::now();
     std::thread::scope(|scope| {
         let shooting = scope.spawn(|| shoot(&gun, datagrams, &stop));
         scope.spawn(|| {
             let mut buffer = vec![0; 65_536];
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_raised() {
                 // A timeout only means that there was no datagram.
                 let _ = drain.recv(&mut buffer);
             }
         });
         let report = tcp_bulk(&hosts.through_tunnel(), &tcp, interrupt);
         let seconds = begin.elapsed().as_secs_f64();
-        stop.store(true, Ordering::Relaxed);
+        stop.raise();
         let sent = seikan_load::join(shooting)?;
         Ok(Shot {
             gbit_per_second: report?.gbit_per_second,

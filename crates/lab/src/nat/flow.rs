@@ -3,10 +3,11 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use seikan_ui::Interrupt;
 
 use crate::error::{Doing, Result};
 use crate::site::Host;
@@ -20,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 
 /// An exchange between two hosts, until it is dropped.
 pub(crate) struct Flow {
-    stop: Arc<AtomicBool>,
+    stop: Interrupt,
     seen: Arc<Mutex<Seen>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -99,19 +100,20 @@ impl Flow {
         mut ask: impl FnMut() -> io::Result<()> + Send + 'static,
         goes_on: fn(io::Error) -> bool,
     ) -> Flow {
-        let (stop, seen) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Seen>>::default());
+        let (stop, seen) = (Interrupt::new(), Arc::<Mutex<Seen>>::default());
         let note = Arc::clone(&seen);
         let ask = move || -> io::Result<()> {
             ask()?;
             note.lock().unwrap_or_else(PoisonError::into_inner).note();
             Ok(())
         };
-        let repeat = |mut work: Box<dyn FnMut() -> io::Result<()> + Send>| {
-            let stop = Arc::clone(&stop);
-            std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) && work().map_or_else(goes_on, |()| true) {}
-            })
-        };
+        let repeat =
+            |mut work: Box<dyn FnMut() -> io::Result<()> + Send>| {
+                let stop = stop.clone();
+                std::thread::spawn(move || {
+                    while !stop.is_raised() && work().map_or_else(goes_on, |()| true) {}
+                })
+            };
         Flow {
             threads: vec![repeat(Box::new(echo)), repeat(Box::new(ask))],
             stop,
@@ -152,7 +154,7 @@ impl Seen {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.raise();
         for thread in self.threads.drain(..) {
             // A thread that has panicked has answered nothing, which the result shows.
             let _ = thread.join();

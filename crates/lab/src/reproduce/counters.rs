@@ -8,16 +8,15 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::stats::{correlate, strongest};
 use seikan_diagnose::{Evidence, Recording};
+use seikan_load::join;
 use seikan_load::stats::Spread;
-use seikan_load::{Stop, join};
 use seikan_observe::{Subject, metric};
 use seikan_sys::calls;
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 
 use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::look::Looker;
@@ -163,7 +162,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<(
             level: Some(if calls::can_be_counted() { 3 } else { 0 }),
             ..Looker::new("ever more spin", &network.switch, UPLINK)
         };
-        let (stop, guests) = (AtomicBool::new(false), &network.guests[1..]);
+        let (stop, guests) = (Interrupt::new(), &network.guests[1..]);
         std::thread::scope(|scope| {
             let (stop, interrupt, desk) = (&stop, bench.interrupt, bench.desk);
             let hogs = scope.spawn(move || -> Result<()> {
@@ -171,7 +170,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<(
                 // The first guest sends.
                 for guest in guests {
                     wait(every, stop, interrupt)?;
-                    if stop.load(Ordering::Relaxed) {
+                    if stop.is_raised() {
                         break;
                     }
                     hogs.push(Hog::start(guest)?);
@@ -205,7 +204,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<(
 
 /// Counts calls and received bytes in each interval until the flag is raised.
 fn count_calls(
-    stop: &AtomicBool,
+    stop: &Interrupt,
     interrupt: &Interrupt,
     arrived: &dyn Fn() -> Vec<u64>,
 ) -> Result<CallSeries> {
@@ -220,7 +219,7 @@ fn count_calls(
     let bin = Duration::from_secs_f64(BIN);
     loop {
         wait(bin.saturating_sub(begin.elapsed()), stop, interrupt)?;
-        if stop.load(Ordering::Relaxed) {
+        if stop.is_raised() {
             return Ok(series);
         }
         let (calls, now, at) = (counted.read()?, arrived()[0], Instant::now());
@@ -487,9 +486,9 @@ fn smoothed(values: &[f64]) -> Vec<f64> {
 }
 
 /// Waits until `time` has passed or the flag is raised.
-fn wait(time: Duration, stop: &AtomicBool, interrupt: &Interrupt) -> Result<()> {
+fn wait(time: Duration, stop: &Interrupt, interrupt: &Interrupt) -> Result<()> {
     let begin = Instant::now();
-    while begin.elapsed() < time && !stop.load(Ordering::Relaxed) {
+    while begin.elapsed() < time && !stop.is_raised() {
         interrupt.sleep(Duration::from_millis(10))?;
     }
     Ok(())

@@ -17,11 +17,11 @@ use anyhow::Context;
 use clap::Args;
 use seikan_lab::nat::first_packets;
 use seikan_lab::scale::{MOST, ScaleTest, Used};
+use seikan_load::join;
 use seikan_load::stats::{Spread, ratio};
-use seikan_load::{Stop, join};
 use seikan_proto::mesh::Token;
 use seikan_sys::process;
-use seikan_ui::{Interrupt, Progress, ProgressBar};
+use seikan_ui::{Interrupt, Progress, ProgressBar, Stop};
 use serde::Serialize;
 
 use super::JsonFile;
@@ -104,7 +104,7 @@ struct Figures {
 #[derive(Default)]
 struct Orders {
     change: AtomicBool,
-    stop: AtomicBool,
+    stop: Interrupt,
     changed: AtomicU32,
 }
 
@@ -250,12 +250,12 @@ fn simulate(
         let turns = members.iter().cycle().zip(0_u32..);
         for (member, turn) in turns {
             while !orders.change.load(Ordering::Relaxed) {
-                if orders.stop.load(Ordering::Relaxed) {
+                if orders.stop.is_raised() {
                     return Ok(());
                 }
                 tokio::time::sleep(LOOK).await;
             }
-            if orders.stop.load(Ordering::Relaxed) {
+            if orders.stop.is_raised() {
                 break;
             }
             let change = 1 + turn / members.len() as u32;

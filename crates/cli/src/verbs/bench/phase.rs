@@ -5,18 +5,17 @@
 //! itself. The receiver counts in the measured window, and continues for a moment.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use seikan_diagnose::Recording;
 use seikan_load::{
-    Counter, Flow, LatencyOptions, LatencyReport, LoadError, Meter, Sink, Stop, Token, Transport,
+    Counter, Flow, LatencyOptions, LatencyReport, LoadError, Meter, Sink, Token, Transport,
     UdpOptions, answer, reach, receive_flood, round_trips, send_flood,
 };
 use seikan_observe::path::PathMap;
 use seikan_sys::process::CpuClock;
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 
 use super::control::{Counts, Kind, Phase};
 use crate::verbs::doctor::measure::{self, Options};
@@ -86,12 +85,14 @@ pub fn listen(at: &[IpAddr], port: u16) -> anyhow::Result<Vec<Sink>> {
 /// # Errors
 /// They do not come.
 pub fn accept(sinks: Vec<Sink>, token: &Token, interrupt: &Interrupt) -> anyhow::Result<Flows> {
-    let found = AtomicBool::new(false);
+    let found = Interrupt::new();
     let tcp = std::thread::scope(|scope| {
         let waiting = sinks.into_iter().map(|sink| {
             scope.spawn(|| {
                 let flow = sink.accept(None, token, &found);
-                found.fetch_or(flow.is_ok(), Ordering::Relaxed);
+                if flow.is_ok() {
+                    found.raise();
+                }
                 flow
             })
         });
@@ -108,7 +109,7 @@ pub fn accept(sinks: Vec<Sink>, token: &Token, interrupt: &Interrupt) -> anyhow:
     // Its address is proven by the connection: a flood cannot be directed at another host.
     let from = tcp.peer_addr()?.ip();
     let udp = Sink::open(Transport::Udp, tcp.local_addr()?)?;
-    let Flow::Udp(udp) = udp.accept(Some(from), token, &AtomicBool::new(false))? else {
+    let Flow::Udp(udp) = udp.accept(Some(from), token, &Interrupt::new())? else {
         return Err(anyhow!("no datagram arrived at the port"));
     };
     Ok(Flows { tcp, udp })
@@ -121,7 +122,7 @@ pub fn accept(sinks: Vec<Sink>, token: &Token, interrupt: &Interrupt) -> anyhow:
 pub fn connect(to: IpAddr, port: u16, token: &Token) -> anyhow::Result<Flows> {
     let target = SocketAddr::new(to, port);
     let connect = |transport, name: &str| {
-        let flow = reach(transport, target, token, &AtomicBool::new(false));
+        let flow = reach(transport, target, token, &Interrupt::new());
         flow.map_err(|error| Blocked {
             address: to,
             port,
@@ -165,7 +166,7 @@ pub fn carry(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Outcome> {
     let is_sender = (end == End::Near) != phase.reverse;
-    let (stop, echo_stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (stop, echo_stop) = (Interrupt::new(), Interrupt::new());
     let (meter, counter) = (Meter::default(), Counter::default());
     let pid = map.as_ref().and_then(|map| Some(map.program.as_ref()?.pid));
     let tcp = Flow::Tcp(flows.tcp.try_clone()?);
@@ -212,7 +213,7 @@ pub fn carry(
         let until = started + loaded(phase);
         let rest = if is_sender { Duration::ZERO } else { TAIL };
         interrupt.sleep_until(until + rest)?;
-        stop.store(true, Ordering::Relaxed);
+        stop.raise();
         let join = |_| anyhow!("a thread panicked");
         load.join().map_err(join)??;
         let round_trips = probes

@@ -2,7 +2,6 @@
 //! evidence of the far end.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -10,13 +9,11 @@ use seikan_diagnose::exchange::{LONGEST, Load, Message, Ready, Request};
 use seikan_diagnose::{Evidence, Recording};
 use seikan_load::{Flow, Meter, reach};
 use seikan_observe::path::{PathMap, Unseen};
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};
-use super::{
-    Arguments, DEAD, KEEPALIVE, POLL, Raise, remove_own_flow, split, transport, tunnel_of,
-};
+use super::{Arguments, DEAD, KEEPALIVE, POLL, remove_own_flow, split, transport, tunnel_of};
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
@@ -88,21 +85,21 @@ impl Peer {
                 "warning: {name} is not reached through {inner}, so the load does not go through it"
             );
         }
-        let stop = AtomicBool::new(false);
+        let stop = Interrupt::new();
         let flow = self
             .prepare(request, interrupt, &stop)
             .with_context(|| format!("the doctor at {name} cannot start"))?;
         let (measured, received) = std::thread::scope(|scope| {
-            let _raise = Raise(&stop);
+            let _raise = Stop(&stop);
             if let Some((load, flow)) = &flow {
                 let (load, flow, stop) = (*load, flow, &stop);
                 scope.spawn(move || carry(flow, load, stop));
                 interrupt.sleep(WARM_UP)?;
             }
             self.channel.send(&Message::Begin)?;
-            let (over, stop) = (AtomicBool::new(false), &stop);
+            let (over, stop) = (Interrupt::new(), &stop);
             std::thread::scope(|scope| {
-                let raise = Raise(&over);
+                let raise = Stop(&over);
                 let (channel, over) = (&mut self.channel, &over);
                 let loaded = self.load.is_some();
                 let received = scope.spawn(move || {
@@ -142,7 +139,7 @@ impl Peer {
         &mut self,
         request: Request,
         interrupt: &Interrupt,
-        stop: &AtomicBool,
+        stop: &Interrupt,
     ) -> anyhow::Result<Option<(Load, Flow)>> {
         let load = request.load;
         self.channel.send(&Message::Request(request))?;
@@ -173,7 +170,7 @@ impl Peer {
 }
 
 /// Sends or receives the load.
-fn carry(flow: &Flow, load: Load, stop: &AtomicBool) {
+fn carry(flow: &Flow, load: Load, stop: &Interrupt) {
     if load.reverse {
         flow.receive(&Meter::default(), stop)
     } else {
@@ -184,17 +181,17 @@ fn carry(flow: &Flow, load: Load, stop: &AtomicBool) {
 /// Exchanges keepalives until the far end has sent its evidence. The load ends with the connection.
 fn follow(
     channel: &mut Channel,
-    over: &AtomicBool,
-    stop: &AtomicBool,
+    over: &Interrupt,
+    stop: &Interrupt,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Evidence> {
-    let raise = Raise(stop);
+    let raise = Stop(stop);
     let mut last_keepalive = Instant::now();
     let mut ended = false;
     loop {
         if interrupt.is_raised() && !ended {
             ended = true;
-            stop.store(true, Ordering::Relaxed);
+            stop.raise();
             channel.send(&Message::End)?;
         }
         if last_keepalive.elapsed() >= KEEPALIVE {
@@ -204,7 +201,7 @@ fn follow(
         match channel.receive(Instant::now() + POLL)? {
             Some(Message::Measurement(measurement)) => {
                 // This end may have started a little later; the load continues until it has finished.
-                while !over.load(Ordering::Relaxed) && !interrupt.is_raised() {
+                while !over.is_raised() && !interrupt.is_raised() {
                     std::thread::sleep(POLL / 5);
                 }
                 drop(raise);

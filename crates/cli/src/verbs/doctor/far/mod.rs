@@ -13,7 +13,6 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -223,16 +222,6 @@ fn transport(kind: LoadKind) -> Transport {
     match kind {
         LoadKind::Tcp => Transport::Tcp,
         LoadKind::Udp => Transport::Udp,
-    }
-}
-
-/// Raises a flag when dropped, so that threads that check it end even if the thread that waits for
-/// them fails.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -20,12 +20,11 @@ use seikan_diagnose::exchange::{
 use seikan_load::Meter;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
-use seikan_ui::Interrupt;
+use seikan_ui::{Interrupt, Stop};
 
 use super::channel::{Channel, HANDSHAKE_TIMEOUT};
 use super::{
-    Arguments, DEAD, KEEPALIVE, POLL, Raise, listen_addresses, remove_own_flow, transport,
-    tunnel_of,
+    Arguments, DEAD, KEEPALIVE, POLL, listen_addresses, remove_own_flow, transport, tunnel_of,
 };
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
@@ -183,9 +182,9 @@ impl Server<'_> {
         let port = sink.as_ref().map(seikan_load::Sink::port).transpose()?;
         let announced = port.map(|port| Sink { port, token });
         channel.send(&Message::Ready(Ready { sink: announced }))?;
-        let stop = AtomicBool::new(false);
+        let stop = Interrupt::new();
         let evidence = std::thread::scope(|scope| {
-            let _raise = Raise(&stop);
+            let _raise = Stop(&stop);
             if let Some((load, sink)) = request.load.zip(sink) {
                 let stop = &stop;
                 scope.spawn(move || {
@@ -253,9 +252,9 @@ impl Server<'_> {
             level: request.level,
             stacks: false,
         };
-        let (over, session) = (AtomicBool::new(false), Interrupt::new());
+        let (over, session) = (Interrupt::new(), Interrupt::new());
         std::thread::scope(|scope| {
-            let raise = Raise(&over);
+            let raise = Stop(&over);
             let (over, early) = (&over, &session);
             let followed = scope.spawn(move || {
                 let followed = self.follow(channel, over, early);
@@ -274,11 +273,11 @@ impl Server<'_> {
     fn follow(
         &self,
         channel: &mut Channel,
-        over: &AtomicBool,
+        over: &Interrupt,
         session: &Interrupt,
     ) -> anyhow::Result<()> {
         let mut last_keepalive = Instant::now();
-        while !over.load(Ordering::Relaxed) {
+        while !over.is_raised() {
             self.interrupt
                 .check()
                 .context("the listening doctor was stopped")?;
@@ -311,7 +310,7 @@ impl Server<'_> {
 }
 
 /// Sends or receives the load.
-fn carry(flow: &seikan_load::Flow, load: Load, stop: &AtomicBool) {
+fn carry(flow: &seikan_load::Flow, load: Load, stop: &Interrupt) {
     if load.reverse {
         flow.send(load.rate, stop)
     } else {
