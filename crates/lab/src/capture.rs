@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_sys::packet::capture::CaptureSocket;
 use seikan_ui::Interrupt;
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, LabError, Result, setup};
 use crate::site::Host;
 
 /// Bytes of each packet: headers of IPv6 and TCP with options.
@@ -84,7 +84,7 @@ impl Capture {
     /// The file could not be written, or the socket failed.
     pub(crate) fn finish(mut self) -> Result<Captured> {
         self.stop.raise();
-        let ended = || LabError::Setup("the thread of a capture ended: this is a bug".into());
+        let ended = || setup("the thread of a capture ended: this is a bug");
         let thread = self.thread.take().ok_or_else(ended)?;
         thread.join().map_err(|_| ended())?.doing("capture packets")
     }

@@ -21,7 +21,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
 use crate::arguments::seconds;
-use crate::error::{LabError, Result, in_words};
+use crate::error::{Result, in_words, setup, usage};
 use crate::gateway;
 use crate::gateway::site::Nic;
 use crate::machine::Machine;
@@ -111,7 +111,7 @@ impl DemoReport {
 pub fn enter_sandbox() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         seikan_sys::netns::unshare_user().map_err(|e| {
-            LabError::Setup(format!(
+            setup(format!(
                 "without root this needs a user namespace, which failed: {e}"
             ))
         })?;
@@ -130,7 +130,7 @@ pub fn demo(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<DemoReport> {
     if !options.seconds.is_finite() || !(0.1..=600.0).contains(&options.seconds) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "cannot measure for {} s per load: use 0.1 to 600 s",
             options.seconds
         )));

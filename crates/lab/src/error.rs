@@ -82,6 +82,16 @@ impl LabError {
     }
 }
 
+/// The kernel or another program refused something; says what, and why.
+pub fn setup(why: impl ToString) -> LabError {
+    LabError::Setup(why.to_string())
+}
+
+/// An option has no meaning; says which, and what is possible.
+pub fn usage(why: impl ToString) -> LabError {
+    LabError::Usage(why.to_string())
+}
+
 /// Adds the action that failed to an [`io::Error`].
 pub(crate) trait Doing<T> {
     /// Names the action that failed, as a verb phrase.

@@ -16,7 +16,7 @@ use seikan_sys::netns::NetNs;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, setup};
 
 /// Members of a cluster: the minimum that survives the loss of one.
 const MEMBERS: usize = 3;
@@ -69,7 +69,7 @@ impl Cluster {
     pub fn start(netns: Option<&NetNs>) -> Result<Cluster> {
         if !Cluster::is_possible() {
             let missing = "cannot find etcd; install it (Debian: etcd-server)";
-            return Err(LabError::Setup(missing.to_owned()));
+            return Err(setup(missing));
         }
         let folder = TempDir::with_prefix("seikan-etcd-").map_err(failed)?.keep();
         let netns = netns.map(NetNs::try_clone).transpose().map_err(failed)?;
@@ -231,7 +231,7 @@ impl Cluster {
                     let log = self.folder.join(format!("m{number}.log"));
                     let log = fs::read_to_string(log).unwrap_or_default();
                     let last = log.lines().last().unwrap_or_default();
-                    return Err(LabError::Setup(format!("etcd has no leader: {last}")));
+                    return Err(setup(format!("etcd has no leader: {last}")));
                 }
                 std::thread::sleep(PAUSE);
             }
@@ -265,7 +265,7 @@ fn done(what: &str, child: Child) -> Result<()> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().last().unwrap_or_default();
-    Err(LabError::Setup(format!("etcdctl {what}: {last}")))
+    Err(setup(format!("etcdctl {what}: {last}")))
 }
 
 fn status(address: SocketAddr) -> Option<Value> {
@@ -308,13 +308,13 @@ fn within<T: Send>(netns: Option<&NetNs>, work: impl FnOnce() -> T + Send) -> Re
     match netns {
         Some(netns) => netns
             .run(work)
-            .map_err(|e| LabError::Setup(format!("cannot run a cluster of etcd: {e}"))),
+            .map_err(|e| setup(format!("cannot run a cluster of etcd: {e}"))),
         None => Ok(work()),
     }
 }
 
 fn failed(error: std::io::Error) -> LabError {
-    LabError::Setup(format!("cannot run a cluster of etcd: {error}"))
+    setup(format!("cannot run a cluster of etcd: {error}"))
 }
 
 #[cfg(test)]

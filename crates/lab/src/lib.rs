@@ -41,7 +41,7 @@ pub mod wire;
 pub use bench::path::{PathOptions, PathReport, bench_paths};
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};
-pub use error::{LabError, Result};
+pub use error::{LabError, Result, setup, usage};
 pub use gateway::{GatewayOptions, GatewayReport, gateway};
 pub use hostile::{HostileOptions, HostileReport, hostile};
 pub use relay::{RelayOptions, RelayReport, relay};

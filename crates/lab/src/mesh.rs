@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::{Process, wait_for};
 use crate::program;
 use crate::site::Host;
@@ -148,8 +148,7 @@ impl Mesh {
             host: host.clone(),
             folder: self.folder.clone(),
             interface: interface.to_owned(),
-            address: address
-                .ok_or_else(|| LabError::Setup(format!("{interface} has no address")))?,
+            address: address.ok_or_else(|| setup(format!("{interface} has no address")))?,
             networks,
         })
     }
@@ -200,9 +199,8 @@ impl Member {
             &self.folder,
             &["status", &self.interface, "--json"],
         )?;
-        serde_json::from_str(&said).map_err(|e| {
-            LabError::Setup(format!("cannot parse the output of `seikan status`: {e}"))
-        })
+        serde_json::from_str(&said)
+            .map_err(|e| setup(format!("cannot parse the output of `seikan status`: {e}")))
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 
 /// Names of `seikan` and of this program.
 pub(crate) const SEIKAN: &str = "seikan";
@@ -25,7 +25,7 @@ pub fn seikan() -> Result<PathBuf> {
     file.ok_or_else(|| {
         let missing =
             "cannot find the program `seikan` next to seikan-lab or on PATH; set $SEIKAN_BIN";
-        LabError::Setup(missing.to_owned())
+        setup(missing)
     })
 }
 
@@ -47,7 +47,7 @@ fn lab() -> Result<PathBuf> {
     let file = sibling(LAB).or_else(|| find(LAB));
     file.ok_or_else(|| {
         let missing = "cannot find the program `seikan-lab` next to this one or on PATH";
-        LabError::Setup(missing.to_owned())
+        setup(missing)
     })
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn of_tunnel(name: &str) -> Result<PathBuf> {
         SEIKAN => seikan(),
         LAB => lab(),
         _ => find(name).ok_or_else(|| {
-            LabError::Setup(format!(
+            setup(format!(
                 "cannot find the program `{name}` on PATH or in $SEIKAN_PEERS"
             ))
         }),
@@ -80,7 +80,7 @@ pub(crate) fn need(programs: &[&str]) -> Result<()> {
 /// Checks whether tunnel devices can be created, by opening the file that creates them.
 pub(crate) fn need_tun() -> Result<()> {
     let opened = File::options().read(true).write(true).open("/dev/net/tun");
-    opened.map(drop).map_err(|e| LabError::Setup(format!(
+    opened.map(drop).map_err(|e| setup(format!(
         "/dev/net/tun cannot be opened ({e}): load the module `tun`, or give this user or container the device"
     )))
 }

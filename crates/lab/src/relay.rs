@@ -30,7 +30,7 @@ use serde::Serialize;
 use self::site::Site;
 use crate::arguments::seconds;
 use crate::cleanup::private_directory;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::load::{live, wait_reachable};
 
 /// Maximum time to wait for one event.
@@ -229,8 +229,7 @@ pub fn relay(
 }
 
 fn spread(all: impl Iterator<Item = f64>) -> Result<Spread> {
-    Spread::of(&all.collect::<Vec<_>>())
-        .ok_or_else(|| LabError::Setup("nothing was measured".into()))
+    Spread::of(&all.collect::<Vec<_>>()).ok_or_else(|| setup("nothing was measured"))
 }
 
 impl CoturnReport {

@@ -14,7 +14,7 @@ use seikan_ui::Interrupt;
 use serde::Serialize;
 
 use crate::cleanup::private_directory;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, usage};
 use crate::load::live;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::nat::flow::{EVERY, Flow};
@@ -101,7 +101,7 @@ impl ScaleTest {
     pub fn add(&mut self) -> Result<usize> {
         let number = self.reals.len();
         if number >= MOST {
-            return Err(LabError::Usage(format!(
+            return Err(usage(format!(
                 "cannot add a member: {MOST} real members are the maximum"
             )));
         }

@@ -21,7 +21,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::{self, defaults, seconds};
-use crate::error::{LabError, Result, in_words};
+use crate::error::{Result, in_words, setup, usage};
 use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
 
@@ -238,12 +238,12 @@ fn check(options: &BenchOptions) -> Result<()> {
 /// Refuses options that would measure nothing, or without end.
 pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<()> {
     if rounds == 0 || loads.is_empty() {
-        return Err(LabError::Usage(
-            "nothing to measure: give at least one round and one load".into(),
+        return Err(usage(
+            "nothing to measure: give at least one round and one load",
         ));
     }
     if !seconds.is_finite() || !(0.1..=3600.0).contains(&seconds) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "cannot measure for {seconds} s per load: use 0.1 to 3600 s"
         )));
     }
@@ -253,7 +253,7 @@ pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<
 /// Refuses loads that only a comparison over emulated paths can run.
 pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
     match loads.iter().find(|load| load.needs_path()) {
-        Some(load) => Err(LabError::Usage(format!(
+        Some(load) => Err(usage(format!(
             "the load {load} needs an emulated path: use `seikan lab bench --path`"
         ))),
         None => Ok(()),
@@ -276,7 +276,7 @@ fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Abs
             .iter()
             .map(|a| format!("{}: {}", a.name, a.reason))
             .collect();
-        return Err(LabError::Setup(format!(
+        return Err(setup(format!(
             "no tunnel can run here: {}",
             reasons.join("; ")
         )));
@@ -295,7 +295,7 @@ pub(crate) fn choose<T>(
     let names = || all.iter().map(name);
     let is_known = |said: &&String| names().any(|name| means(said, name));
     if let Some(unknown) = only.unwrap_or_default().iter().find(|said| !is_known(said)) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "unknown row `{unknown}`; known: {}",
             names().collect::<Vec<_>>().join(", ")
         )));

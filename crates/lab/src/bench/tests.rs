@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::LabError;
 
 #[test]
 fn an_unknown_tunnel_is_named_with_those_that_are_known() {

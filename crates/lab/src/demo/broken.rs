@@ -17,7 +17,7 @@ use seikan_ui::Interrupt;
 use serde::Serialize;
 
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::load::live;
 use crate::scenario::doctor::{self, Diagnosis, DoctorArguments};
 use crate::scenario::lookup;
@@ -224,7 +224,7 @@ pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<
             Some(objection) => last = Some(objection.to_string()),
         }
     }
-    Err(LabError::Setup(last.unwrap_or_default()))
+    Err(setup(last.unwrap_or_default()))
 }
 
 fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, usage};
 use crate::gateway::site::{Mode, Site};
 use crate::mesh::Mesh;
 use crate::process::Processes;
@@ -31,9 +31,8 @@ pub(super) fn start(
     interrupt: &Interrupt,
 ) -> Result<InMesh> {
     let internet = site.internet.as_ref();
-    let internet = internet.ok_or_else(|| {
-        LabError::Usage("cannot start a mesh: gateway and remote are not behind NATs".to_owned())
-    })?;
+    let internet = internet
+        .ok_or_else(|| usage("cannot start a mesh: gateway and remote are not behind NATs"))?;
     let (core, address) = internet.host();
     let coordinator = (address, COORDINATOR).into();
     let (mesh, process) = Mesh::start(core, coordinator, dir, interrupt)?;

@@ -24,7 +24,7 @@ use crate::bench::{
     summarise, with_ratios,
 };
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result, in_words};
+use crate::error::{Result, in_words, setup, usage};
 use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
 
@@ -115,7 +115,7 @@ pub fn gateway(
     check_length(options.rounds, &options.loads, options.seconds)?;
     refuse_path_loads(&options.loads)?;
     if !(1..=MAX_DEVICES).contains(&options.devices) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "cannot make {} devices: use 1 to {MAX_DEVICES}",
             options.devices
         )));
@@ -129,7 +129,7 @@ pub fn gateway(
         |row| row.by_default && is_possible(row),
         |row| {
             if !is_possible(row) {
-                return Err(LabError::Setup("it does not run in a mesh".to_owned()));
+                return Err(setup("it does not run in a mesh"));
             }
             row.availability(ipv6)
         },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::gateway::mesh;
 use crate::gateway::site::{
     LAN, Lan, MANY, Mode, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
@@ -100,7 +100,7 @@ impl Setup {
 
     pub(super) fn availability(&self, ipv6: bool) -> Result<()> {
         if ipv6 && self.carrier.name() == NAIVE_HOSTS {
-            return Err(LabError::Setup("it supports only IPv4".to_owned()));
+            return Err(setup("it supports only IPv4"));
         }
         self.carrier.availability()
     }
@@ -227,7 +227,7 @@ impl Setup {
 fn counts_of(output: &str) -> Result<serde_json::Value> {
     let start = output.rfind("\n{").map_or(0, |at| at + 1);
     let failed = |_| {
-        LabError::Setup(format!(
+        setup(format!(
             "the naive encapsulator ended without its counts: {output}"
         ))
     };

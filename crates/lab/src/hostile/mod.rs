@@ -20,7 +20,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
 use crate::arguments::seconds;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, LabError, Result, setup};
 use crate::site::{Hosts, Link};
 use crate::tunnel::{self, PORT, Running};
 
@@ -164,7 +164,7 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
         let pinged = ping(&running.ends(), &LatencyOptions::default(), interrupt);
         pinged.and_then(|_| seikan_load::join(seen))
     })?;
-    let unknown = || LabError::Setup(format!("{name} does not report its public key"));
+    let unknown = || setup(format!("{name} does not report its public key"));
     let status = running.status();
     let key = status
         .get(1)
@@ -182,7 +182,7 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
         .retain(|datagram| datagram.first() == Some(&data));
     if target.genuine.is_empty() {
         let unseen = format!("no datagram of {name} was seen on its way");
-        return Err(LabError::Setup(unseen));
+        return Err(setup(unseen));
     }
     Ok(target)
 }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 
 const FILE: &str = "libfaketime.so.1";
 
@@ -17,7 +17,7 @@ pub(super) fn environment(offset: Option<&str>) -> Result<Vec<(String, String)>>
         return Ok(Vec::new());
     };
     let library = library().ok_or_else(|| {
-        LabError::Setup(format!(
+        setup(format!(
             "cannot find {FILE}, which sets a wrong clock: install it (Debian: faketime)"
         ))
     })?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::flow::Flow;
 use super::plan::{Cell, Event, Happening, PathKind};
 use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Plan, Setting, Stage, clock, side_by_side};
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 
 /// Maximum time until the pair uses the path expected before the event.
 const FIRST: Duration = Duration::from_secs(20);
@@ -78,7 +78,7 @@ pub fn events(
         if !plan.events.iter().any(|event| event.name == *name) {
             let all: Vec<&str> = plan.events.iter().map(|e| e.name.as_str()).collect();
             let all = all.join(", ");
-            return Err(LabError::Usage(format!(
+            return Err(usage(format!(
                 "no event is called `{name}`: use one of {all}"
             )));
         }

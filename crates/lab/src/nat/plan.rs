@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 use crate::site::NatBox;
 
 /// The plan that is part of the program.
@@ -207,7 +207,7 @@ impl Plan {
     /// # Errors
     /// [`LabError::Usage`] with the mistake and its position.
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong = |what: String| LabError::Usage(format!("cannot use the plan: {what}"));
+        let wrong = |what: String| usage(format!("cannot use the plan: {what}"));
         let plan: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         if !(0.0..=LONGEST_DELAY).contains(&plan.delay_ms) {
             let most = LONGEST_DELAY;
@@ -250,7 +250,7 @@ impl Plan {
         });
         found.ok_or_else(|| {
             let all: Vec<&str> = self.nats.iter().map(|nat| nat.name.as_str()).collect();
-            LabError::Usage(format!(
+            usage(format!(
                 "no NAT is called `{name}`: use one of {}",
                 all.join(", ")
             ))

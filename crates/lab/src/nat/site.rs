@@ -17,7 +17,7 @@ use std::time::Duration;
 use seikan_sys::netlink::Route;
 
 use super::plan::Cell;
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 use crate::site::{FIRST, Host, INTERNET, LAN, Link, Router, Switch, WAN, address, network as net};
 use crate::wire::{Faults, Wire, WireFaults};
 
@@ -116,7 +116,7 @@ impl Site {
                     internet.add_route(&home.device(internet.index(LAN)?))?;
                 }
                 _ => {
-                    return Err(LabError::Usage(format!(
+                    return Err(usage(format!(
                         "cannot play {}: a host with IPv6 is behind one box of its own, or behind none",
                         cell.name()
                     )));
@@ -145,7 +145,7 @@ impl Site {
     /// Restarts B's innermost router, which loses its mappings, optionally with another statement.
     pub(super) fn restart_nat(&mut self, source: Option<&str>) -> Result<()> {
         let router = self.routers[1].last_mut();
-        let router = router.ok_or_else(|| LabError::Usage("B has no NAT to restart".to_owned()))?;
+        let router = router.ok_or_else(|| usage("B has no NAT to restart"))?;
         router.restart(source)
     }
 

@@ -19,7 +19,7 @@ use seikan_sys::trace::{Hit, Probe, Trace, exported};
 
 use super::figures::{cell, named, quantile};
 use super::{Bench, Experiment, List};
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::load::live;
 use crate::tunnel::Running;
 
@@ -126,7 +126,7 @@ pub(super) fn traced(
         .find(|of| of.host() == "A");
     let pid = program
         .map(|program| program.pid())
-        .ok_or_else(|| LabError::Setup("the tunnel has no program: this is a bug".into()))?;
+        .ok_or_else(|| setup("the tunnel has no program: this is a bug"))?;
     let probes = Probes::of(pid, &device)?;
     let cpus = softirq::net_rx().doing("list the processors")?;
     let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
@@ -155,10 +155,6 @@ pub(super) fn traced(
         ));
     }
     Ok(())
-}
-
-fn setup(error: impl std::fmt::Display) -> LabError {
-    LabError::Setup(error.to_string())
 }
 
 /// Probes with their meanings.

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::Bench;
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::load::live;
 use crate::scenario::Hog;
 use crate::site::{Host, join};
@@ -119,8 +119,8 @@ impl Network {
             Ok(())
         })?;
         let none = || {
-            Err(LabError::Setup(
-                "the measurement between guests did not run: this is a bug".into(),
+            Err(setup(
+                "the measurement between guests did not run: this is a bug",
             ))
         };
         outcome.unwrap_or_else(none)

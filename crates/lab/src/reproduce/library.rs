@@ -9,7 +9,7 @@ use aws_lc_rs::aead::{
 };
 
 use super::{Bench, Experiment, Figures, Row};
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 
 /// Bytes encrypted at once: a packet.
 const BLOCK: usize = 1_400;
@@ -124,7 +124,7 @@ fn openssl(words: &[&str], without: Option<fn() -> Variable>) -> Result<f64> {
     speed_of(&said).ok_or_else(|| {
         let complaint = String::from_utf8_lossy(&output.stderr);
         let last = complaint.lines().last().unwrap_or("nothing").to_owned();
-        LabError::Setup(format!("`openssl speed` gave no speed: {last}"))
+        setup(format!("`openssl speed` gave no speed: {last}"))
     })
 }
 
@@ -138,7 +138,7 @@ fn speed_of(said: &str) -> Option<f64> {
 
 /// Returns the speed of our library's seal operation, in Mbit/s.
 fn sealed(algorithm: &'static Algorithm) -> Result<f64> {
-    let refuse = |_| LabError::Setup("the library refuses to encrypt: this is a bug".into());
+    let refuse = |_| setup("the library refuses to encrypt: this is a bug");
     let key = vec![7; algorithm.key_len()];
     let key = LessSafeKey::new(UnboundKey::new(algorithm, &key).map_err(refuse)?);
     let mut packet = vec![0_u8; BLOCK];

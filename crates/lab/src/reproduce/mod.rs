@@ -43,7 +43,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::defaults;
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, usage};
 use crate::machine::Machine;
 use crate::site::Congestion;
 
@@ -182,8 +182,8 @@ pub fn reproduce(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Experiment> {
     if options.rounds == 0 || !(0.1..=600.0).contains(&options.seconds) {
-        return Err(LabError::Usage(
-            "cannot measure: use at least one round, and 0.1 to 600 s for each load".into(),
+        return Err(usage(
+            "cannot measure: use at least one round, and 0.1 to 600 s for each load",
         ));
     }
     let begin = Instant::now();

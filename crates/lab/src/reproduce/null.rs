@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::tunnel::Tunnel;
 use crate::tunnel::seikan::Seikan;
 
@@ -21,7 +21,7 @@ pub(super) fn program() -> Option<PathBuf> {
 /// # Errors
 /// There is no such program, or it cannot run here.
 pub(super) fn tunnel() -> Result<Arc<dyn Tunnel>> {
-    let program = program().ok_or_else(|| LabError::Setup(missing()))?;
+    let program = program().ok_or_else(|| setup(missing()))?;
     let tunnel = Seikan::with_cipher("null").with_program(program);
     tunnel.availability()?;
     Ok(Arc::new(tunnel))

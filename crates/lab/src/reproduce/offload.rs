@@ -17,7 +17,7 @@ use super::look::Looker;
 use super::steering::{gateway, naive};
 use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, reordering, steering, titled};
 use crate::bench::{Load, Measured, Round};
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::gateway::site::Nic;
 use crate::gateway::{self, GatewayOptions, GatewayReport, behind};
 use crate::load::live;
@@ -81,9 +81,7 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Experiment) -> Res
     let figures = figures(&report, rate);
     let (outwards, inwards) = figures.split_at(OUTWARDS);
     let [out, udp, again, window] = outwards else {
-        return Err(LabError::Setup(
-            "four quantities are measured: this is a bug".into(),
-        ));
+        return Err(setup("four quantities are measured: this is a bug"));
     };
     let [naive, no_gro, rps, own, hosts] = ROWS.map(|(_, name)| name);
     found.claims.extend([

@@ -10,7 +10,7 @@ use std::time::Duration;
 use seikan_load::Ends;
 
 use super::{Bench, ReproduceOptions};
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::{Killed, Process, wait_for};
 use crate::site::Host;
 use crate::tunnel::Started;
@@ -69,7 +69,7 @@ pub(super) fn request_repeatedly(
     }
     transfer_rate(&said)
         .filter(|_| status.success())
-        .ok_or_else(|| LabError::Setup(format!("`ab` failed ({status}): {}", said.trim())))
+        .ok_or_else(|| setup(format!("`ab` failed ({status}): {}", said.trim())))
 }
 
 /// Returns the rate in a line such as `Transfer rate:          111139.88 [Kbytes/sec] received`, in
@@ -119,7 +119,7 @@ pub(super) fn web_server(host: &Host, dir: &Path) -> Result<Process> {
 
 fn program(name: &str, package: &str) -> Result<PathBuf> {
     crate::program::find(name).ok_or_else(|| {
-        LabError::Setup(format!(
+        setup(format!(
             "no program `{name}` on PATH (Debian: apt install {package})"
         ))
     })

@@ -22,7 +22,7 @@ use super::tracepoints::Counted;
 use super::{Bench, Curve, Curves, Experiment, Figures, List, Row, titled};
 use crate::capture::Capture;
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 
 /// A pattern of the source.
 #[derive(Clone, Copy)]
@@ -327,7 +327,7 @@ fn costs(bench: &mut Bench<'_>, found: &mut Experiment) -> Result<()> {
                     if let Some(looking) = looking {
                         let (look, _) = join(looking)??;
                         if let Some(problem) = look.problem {
-                            return Err(LabError::Setup(problem));
+                            return Err(setup(problem));
                         }
                     }
                     slept?;

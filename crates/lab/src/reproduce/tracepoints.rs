@@ -10,7 +10,7 @@ use seikan_sys::calls::{self, Calls};
 use seikan_sys::perf::{Tracepoint, TracepointCounters};
 use seikan_sys::softirq;
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::Process;
 
 /// A filter that every event passes.
@@ -162,14 +162,13 @@ impl SystemCalls {
 }
 
 fn open([system, event]: [&str; 2], filter: &str, cpus: &[u32]) -> Result<TracepointCounters> {
-    let setup = |error: seikan_sys::perf::PerfError| LabError::Setup(error.to_string());
     let tracepoint = Tracepoint::find(system, event).map_err(setup)?;
     TracepointCounters::open(&tracepoint, &[filter.to_owned()], cpus).map_err(setup)
 }
 
 /// All processors.
 fn cpus() -> Result<Vec<u32>> {
-    let counts = softirq::net_rx().map_err(|error| LabError::Setup(error.to_string()))?;
+    let counts = softirq::net_rx().map_err(setup)?;
     Ok(counts.iter().map(|count| count.cpu).collect())
 }
 

@@ -10,7 +10,7 @@ use seikan_diagnose::{Cause, Recording, baseline, diagnose};
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Diagnosis, Outcome};
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, usage};
 
 /// Causes that naive tools name on the same samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub(crate) fn load(file: &Path) -> Result<Recording> {
         .take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(read())?;
-    Recording::parse(&bytes).map_err(|e| LabError::Usage(format!("{}: {e}", file.display())))
+    Recording::parse(&bytes).map_err(|e| usage(format!("{}: {e}", file.display())))
 }
 
 /// Replaces the diagnosis by the one of the current rules. Returns whether the cause differs.

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::{doctor, lookup};
 use crate::arguments::seconds;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::load::live;
 use crate::process::{Killed, silent};
 use crate::site::{Host, Link};
@@ -196,15 +196,13 @@ impl Looking {
         let child = &mut self.0.0;
         let early = child.try_wait();
         if let Some(status) = early.doing(format!("wait for {NAME}"))? {
-            return Err(LabError::Setup(format!(
-                "{NAME} ended by itself, with {status}"
-            )));
+            return Err(setup(format!("{NAME} ended by itself, with {status}")));
         }
         // Fails only if it has ended already, which is reported below.
         let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGINT);
         match self.0.wait(NAME, PATIENCE, interrupt)? {
             status if status.success() => Ok(()),
-            status => Err(LabError::Setup(format!("{NAME} failed, with {status}"))),
+            status => Err(setup(format!("{NAME} failed, with {status}"))),
         }
     }
 }

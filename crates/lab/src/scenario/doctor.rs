@@ -12,7 +12,7 @@ use seikan_diagnose::{Cause, Fact, Verdict};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::Killed;
 use crate::site::Host;
 use crate::tunnel::seikan::RUN_DIR;
@@ -132,7 +132,7 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
     let said = answered(arguments.host, command, patience, interrupt)?;
     let elapsed = start.elapsed().as_secs_f64();
     let mut answer: Answer = serde_json::from_str(&said)
-        .map_err(|e| LabError::Setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
+        .map_err(|e| setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
     answer.diagnosis.seconds = if arguments.fix {
         // The time of the verdict, after which the doctor continued.
         answer.cost.seconds
@@ -180,7 +180,7 @@ fn answered(
     let mut doctor = Killed::start(host, &mut command)?;
     match doctor.wait("`seikan doctor`", patience, interrupt)? {
         status if status.success() => Ok(text_of(&mut said)),
-        _ => Err(LabError::Setup(format!(
+        _ => Err(setup(format!(
             "`seikan doctor` failed: {}",
             text_of(&mut complaint)
                 .chars()

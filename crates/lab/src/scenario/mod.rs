@@ -36,7 +36,7 @@ pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
 
 use crate::arguments;
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 use crate::site::{Congestion, Link, LinkKind};
 use crate::tunnel::{self, Changes};
 use crate::wire::{Faults, WireFaults};
@@ -194,7 +194,7 @@ impl Scenario {
     /// # Errors
     /// The mistake in the file, and its position.
     pub fn parse(name: &str, text: &str) -> Result<Self> {
-        let wrong = |what: String| LabError::Usage(format!("scenario {name}: {what}"));
+        let wrong = |what: String| usage(format!("scenario {name}: {what}"));
         let scenario: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         scenario.check(name).map_err(wrong)?;
         Ok(scenario)
@@ -306,7 +306,7 @@ impl Scenario {
         let all = Self::all()?;
         let names: Vec<String> = all.iter().map(|s| s.name.clone()).collect();
         all.into_iter().find(|s| s.name == name).ok_or_else(|| {
-            LabError::Usage(format!(
+            usage(format!(
                 "no scenario is called `{name}`; there are {}",
                 names.join(", ")
             ))

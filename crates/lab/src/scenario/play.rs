@@ -17,7 +17,7 @@ use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
 use super::{Draw, End, FaultKind, Scenario, Site};
 use crate::cleanup::private_directory;
-use crate::error::{LabError, Result};
+use crate::error::{LabError, Result, setup, usage};
 use crate::load::live;
 use crate::site::Hosts;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
@@ -187,7 +187,7 @@ pub fn run(
         running = Some(start(scenario, severity, &tunnel, interrupt)?);
     }
     let Some(mut running) = running else {
-        return Err(LabError::Setup("no tunnel runs: this is a bug".into()));
+        return Err(setup("no tunnel runs: this is a bug"));
     };
     let expected = match fault.kind {
         FaultKind::Overload => severity,
@@ -222,7 +222,7 @@ pub fn run(
 /// The tunnel called `name`, if it can run here.
 pub(crate) fn lookup(name: &str, changes: &Changes) -> Result<Arc<dyn Tunnel>> {
     let tunnel = tunnel::named(name, changes).ok_or_else(|| {
-        LabError::Usage(format!(
+        usage(format!(
             "no tunnel is called `{name}`, or it cannot have this fault"
         ))
     })?;

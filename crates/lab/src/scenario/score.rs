@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::again::{recording_file, rediagnose};
 use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, LabError, Result, usage};
 
 /// Maximum number of times that a scenario is played for each requested case: a fault that is too
 /// weak to count is drawn again.
@@ -98,7 +98,7 @@ pub fn score(
         .minutes
         .map(|m| Duration::try_from_secs_f64(m * 60.0))
         .transpose()
-        .map_err(|_| LabError::Usage("--minutes must be positive".into()))?;
+        .map_err(|_| usage("--minutes must be positive"))?;
     let scenarios = chosen(&options.classes)?;
     let mut cases = match &options.out {
         Some(file) => read(file)?,
@@ -180,15 +180,14 @@ pub fn score_again(
     report: &mut dyn FnMut(Progressed<'_>),
 ) -> Result<Counts> {
     let (Some(file), Some(directory)) = (&options.out, &options.recordings) else {
-        return Err(LabError::Usage(
-            "cannot diagnose again: name the cases and recordings with --out and --recordings"
-                .into(),
+        return Err(usage(
+            "cannot diagnose again: name the cases and recordings with --out and --recordings",
         ));
     };
     let scenarios = chosen(&options.classes)?;
     let mut cases = read(file)?;
     if cases.is_empty() {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "cannot diagnose again: {} has no cases",
             file.display()
         )));
@@ -293,7 +292,7 @@ fn chosen(classes: &[String]) -> Result<Vec<Scenario>> {
             .flat_map(|s| [s.cause.name(), s.name.as_str()])
             .collect();
         let names: Vec<&str> = names.into_iter().collect();
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "unknown scenario or cause `{none}`; known: {}",
             names.join(", ")
         )));
@@ -316,7 +315,7 @@ fn read(file: &Path) -> Result<Vec<Case>> {
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(number, line)| {
             serde_json::from_str(line).map_err(|e| {
-                LabError::Usage(format!(
+                usage(format!(
                     "{}, line {}: not a case of this lab: {e}",
                     file.display(),
                     number + 1

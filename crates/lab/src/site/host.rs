@@ -18,7 +18,7 @@ use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 
 /// Length of the prefix of the hosts' IPv4 networks.
 const PREFIX4: u8 = 24;
@@ -326,7 +326,7 @@ impl Host {
         features
             .iter()
             .try_for_each(|(feature, on)| ethtool.set_feature(device, *feature, *on))
-            .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
+            .map_err(|e| setup(format!("host {}: {e}", self.name)))
     }
 
     /// Limits the rate at which an interface sends, in bit/s, as a NIC of that speed does.
@@ -407,7 +407,7 @@ pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) ->
         .get_args()
         .map(|word| word.to_string_lossy())
         .collect();
-    Err(LabError::Setup(format!(
+    Err(setup(format!(
         "`{program} {}`{place} failed: {}",
         words.join(" "),
         String::from_utf8_lossy(&output.stderr).trim()

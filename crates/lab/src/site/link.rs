@@ -10,7 +10,7 @@ use seikan_load::Ends;
 use seikan_sys::ethtool::Feature;
 
 use super::host::{Congestion, Host};
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::wire::{Wire, WireFaults};
 
 /// Implementation of a link.
@@ -227,7 +227,7 @@ impl Hosts {
     /// # Errors
     /// There is none, which is a bug.
     pub fn middle(&self) -> Result<&Host> {
-        let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
+        let none = || setup("there is no host in the middle: this is a bug");
         self.middle.as_ref().ok_or_else(none)
     }
 

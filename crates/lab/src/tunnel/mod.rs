@@ -30,7 +30,7 @@ use seikan_ui::Interrupt;
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::cleanup::private_directory;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, LabError, Result, setup};
 use crate::load::wait_reachable;
 use crate::process::{Process, Processes};
 use crate::program;
@@ -101,7 +101,7 @@ pub trait Tunnel: Send + Sync {
     /// # Errors
     /// As [`Tunnel::up`].
     fn start_end(&self, _end: &End<'_>, _interrupt: &Interrupt) -> Result<Process> {
-        Err(LabError::Setup(format!(
+        Err(setup(format!(
             "{} has no single ends: this is a bug",
             self.name()
         )))
@@ -181,7 +181,7 @@ impl Started {
         };
         let all = self.processes.0.iter();
         let words: Vec<String> = all.map(Process::last_words).collect();
-        LabError::Setup(format!(
+        setup(format!(
             "{error}; the end of the programs' logs:\n{}",
             words.join("\n")
         ))

@@ -10,7 +10,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use seikan_ui::Interrupt;
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::program::of_tunnel;
 use crate::site::Hosts;
 use crate::tunnel::{Changes, End, Started, Tunnel, start_ends, version_line, write_private};
@@ -138,8 +138,7 @@ impl Tunnel for OpenVpn {
 
 /// Writes a self-signed certificate and its key (ECDSA P-256); returns the fingerprint as OpenVPN wants it.
 fn identity(dir: &Path, name: &str) -> Result<String> {
-    let refuse =
-        |e: rcgen::Error| LabError::Setup(format!("cannot make a certificate for OpenVPN: {e}"));
+    let refuse = |e: rcgen::Error| setup(format!("cannot make a certificate for OpenVPN: {e}"));
     let key = KeyPair::generate().map_err(refuse)?;
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name = DistinguishedName::new();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::{Process, wait_for};
 use crate::program::{need, need_tun, of_tunnel};
 use crate::site::{Host, Hosts, Link, LinkKind, PORTS, output};
@@ -46,13 +46,12 @@ impl Tunnel for OpenVSwitch {
 
     fn availability(&self) -> Result<()> {
         need_tun()?;
-        need(&PROGRAMS).map_err(|why| {
-            LabError::Setup(format!("{why}: Debian's package openvswitch-switch has it"))
-        })?;
+        need(&PROGRAMS)
+            .map_err(|why| setup(format!("{why}: Debian's package openvswitch-switch has it")))?;
         if Path::new(SCHEMA).exists() {
             return Ok(());
         }
-        Err(LabError::Setup(format!(
+        Err(setup(format!(
             "no {SCHEMA}: Debian's package openvswitch-common has it"
         )))
     }

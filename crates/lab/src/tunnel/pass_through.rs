@@ -24,7 +24,7 @@ use seikan_sys::tun::{READ_BUFFER_LEN, Tun, TunOptions};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 
 use super::device;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, usage};
 
 /// Number of attempts of the connecting end, and pause between two attempts.
 const ATTEMPTS: u32 = 100;
@@ -94,7 +94,7 @@ impl PassThrough {
             (Some(at), _) => TcpListener::bind(at).and_then(|listener| Ok(listener.accept()?.0)),
             (None, Some(to)) => connect(to),
             (None, None) => {
-                return Err(LabError::Usage("give either --listen or --connect".into()));
+                return Err(usage("give either --listen or --connect"));
             }
         };
         let stream = stream.doing("connect the ends")?;

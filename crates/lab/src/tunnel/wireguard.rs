@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use seikan_ui::Interrupt;
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, setup};
 use crate::process::{Process, wait_for};
 use crate::program::{need, of_tunnel};
 use crate::tunnel::{End, PORT, Tunnel};
@@ -65,7 +65,7 @@ impl Tunnel for WireGuard {
         need(self.programs())?;
         std::fs::create_dir_all(SOCKET_DIR)
             .and_then(|()| tempfile::tempfile_in(SOCKET_DIR).map(drop))
-            .map_err(|e| LabError::Setup(format!("its control socket goes to {SOCKET_DIR}, which cannot be written ({e}): run as root")))
+            .map_err(|e| setup(format!("its control socket goes to {SOCKET_DIR}, which cannot be written ({e}): run as root")))
     }
 
     fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
@@ -120,7 +120,7 @@ fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
     if answer.lines().any(|l| l == "errno=0") {
         return Ok(());
     }
-    Err(LabError::Setup(format!(
+    Err(setup(format!(
         "the tunnel refuses its configuration: {}",
         answer.trim()
     )))

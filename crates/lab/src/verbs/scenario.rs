@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
-use seikan_lab::LabError;
 use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
+use seikan_lab::{LabError, setup, usage};
 use seikan_ui::Progress;
 use seikan_ui::output::print_json;
 
@@ -102,14 +102,14 @@ fn drawn(scenario: &Scenario, arguments: &RunArguments) -> Result<Draw, LabError
         .clone()
         .or_else(|| drawn.as_ref().map(|draw| draw.tunnel.clone()))
         .ok_or_else(|| {
-            LabError::Setup(format!(
+            setup(format!(
                 "none of the tunnels of {} can run here: {}",
                 scenario.name,
                 scenario.tunnels.join(", ")
             ))
         })?;
     if !scenario.fault.can_be_in(&tunnel) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "the fault of {} is impossible in {tunnel}",
             scenario.name
         )));
@@ -121,7 +121,7 @@ fn drawn(scenario: &Scenario, arguments: &RunArguments) -> Result<Draw, LabError
         let possible = limits.map_or("none".to_owned(), |l| {
             format!("{} to {} {}", l.min, l.max, l.unit)
         });
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "invalid severity {asked}; possible: {possible}"
         )));
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use seikan_sys::netns::NetNs;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, LabError, Result, setup, usage};
 use crate::program;
 
 pub use carrier::{CarrierOptions, carry};
@@ -119,7 +119,7 @@ impl Faults {
         ];
         for (name, share) in shares {
             if !(0.0..=1.0).contains(&share) {
-                return Err(LabError::Usage(format!(
+                return Err(usage(format!(
                     "{name} of a wire is {share}: use a share from 0 to 1"
                 )));
             }
@@ -127,7 +127,7 @@ impl Faults {
         // The time in the good state is at least one frame.
         let most = 1.0 - 1.0 / (1.0 + self.loss_burst.max(1.0));
         if !self.loss_burst.is_finite() || (self.loss_burst > 1.0 && self.loss > most) {
-            return Err(LabError::Usage(format!(
+            return Err(usage(format!(
                 "a loss of {} in bursts of {} frames on a wire: use a finite length, and at most a share of {most}",
                 self.loss, self.loss_burst
             )));
@@ -138,7 +138,7 @@ impl Faults {
             ("reorder_us", self.reorder_us),
         ] {
             if time > 10_000_000 {
-                return Err(LabError::Usage(format!(
+                return Err(usage(format!(
                     "{name} of a wire is {time}: use at most 10 seconds"
                 )));
             }
@@ -285,9 +285,7 @@ impl Wire {
         let mut child = a.spawn_command(&mut command).doing("start a wire")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let Some(pipes) = stdin.zip(stdout) else {
-            return Err(LabError::Setup(
-                "the program of the wire has no pipes: this is a bug".to_owned(),
-            ));
+            return Err(setup("the program of the wire has no pipes: this is a bug"));
         };
         let wire = Self {
             pid: child.id(),
@@ -324,7 +322,7 @@ impl Wire {
     fn order(&self, order: Order) -> Result<WireCounts> {
         let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
         let (stdin, stdout) = &mut *pipes;
-        let line = serde_json::to_string(&order).map_err(|e| LabError::Setup(e.to_string()))?;
+        let line = serde_json::to_string(&order).map_err(setup)?;
         let mut answer = String::new();
         let talk = writeln!(stdin, "{line}").and_then(|()| stdout.read_line(&mut answer));
         match (talk, serde_json::from_str(&answer)) {

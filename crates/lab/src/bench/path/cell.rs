@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 use crate::site::Congestion;
 use crate::wire::{Faults, WireFaults};
 
@@ -320,7 +320,7 @@ fn default_cells() -> Vec<Cell> {
 
 fn check(option: &str, values: &[f64], least: f64, most: f64) -> Result<()> {
     match values.iter().find(|value| !(least..=most).contains(*value)) {
-        Some(value) => Err(LabError::Usage(format!(
+        Some(value) => Err(usage(format!(
             "{option} {value} is out of range: use {least} to {most}"
         ))),
         None => Ok(()),

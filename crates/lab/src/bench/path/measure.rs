@@ -14,7 +14,7 @@ use seikan_ui::Interrupt;
 use super::cell::Cell;
 use super::figures::{Figure, Figures, PathRound, PathRoundLoad};
 use crate::bench::{Load, RAW};
-use crate::error::{LabError, Result, in_words};
+use crate::error::{LabError, Result, in_words, setup, usage};
 use crate::load::live;
 use crate::site::{Host, Hosts, Link, network};
 use crate::tunnel::{self, Running, Started, Tunnel};
@@ -94,7 +94,7 @@ pub(super) fn measure(
             hosts, mut started, ..
         } = running;
         let Some(wire) = &hosts.wire else {
-            return Err(LabError::Setup("the tunnel has no emulated path".into()));
+            return Err(setup("the tunnel has no emulated path"));
         };
         hosts.both().into_iter().try_for_each(prepare)?;
         let site = Site {
@@ -157,7 +157,7 @@ impl Site<'_> {
                     Ok(web(&self.ends, WARMUP + duration, interrupt)?)
                 })?;
                 if report.pages == 0 {
-                    return Err(LabError::Setup("no web page arrived whole".into()));
+                    return Err(setup("no web page arrived whole"));
                 }
                 figures.insert(Figure::PageMs, report.p50_ms);
                 figures.insert(Figure::PageP99Ms, report.p99_ms);
@@ -188,7 +188,7 @@ impl Site<'_> {
                 let options = TcpOptions {
                     warmup: WARMUP,
                     ..load.tcp(self.plan.seconds).ok_or_else(|| {
-                        LabError::Usage(format!("the load {load} cannot be measured over a path"))
+                        usage(format!("the load {load} cannot be measured over a path"))
                     })?
                 };
                 let (report, mut figures, watched) = self

@@ -16,7 +16,7 @@ use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 
 use super::{BenchOptions, Load, Rounds, START_SECONDS, check_length, tunnels};
-use crate::error::{LabError, Result};
+use crate::error::{Result, usage};
 use crate::machine::Machine;
 use crate::tunnel::Tunnel;
 use crate::wire::Wire;
@@ -47,7 +47,7 @@ pub fn bench_paths(
     check_length(options.rounds, &options.loads, options.seconds)?;
     let floods = [Load::Udp, Load::UdpRev];
     if let Some(flood) = options.loads.iter().find(|load| floods.contains(load)) {
-        return Err(LabError::Usage(format!(
+        return Err(usage(format!(
             "the load {flood} only fills a queue: use other loads with --path"
         )));
     }

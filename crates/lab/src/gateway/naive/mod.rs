@@ -28,7 +28,7 @@ use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
-use crate::error::{Doing, LabError, Result};
+use crate::error::{Doing, Result, usage};
 use crate::tunnel::device::{readable, set_up};
 
 pub use frame::PORT;
@@ -165,7 +165,7 @@ impl Naive {
             }
             _ => {
                 let missing = "give either --lan, or --tun with --address";
-                return Err(LabError::Usage(missing.into()));
+                return Err(usage(missing));
             }
         };
         let ports = [PORT].into_iter().chain((1..options.ports).map(|_| 0));

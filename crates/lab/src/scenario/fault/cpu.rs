@@ -7,7 +7,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::Applied;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::process::{Killed, silent};
 use crate::site::Host;
 
@@ -32,13 +32,13 @@ pub(super) fn contend<'a>(
 ) -> Result<()> {
     let mut one = CpuSet::new();
     one.set(CROWDED)
-        .map_err(|e| LabError::Setup(format!("cannot use processor {CROWDED}: {e}")))?;
+        .map_err(|e| setup(format!("cannot use processor {CROWDED}: {e}")))?;
     for task in pids.iter().flat_map(|pid| tasks(*pid)) {
         let Ok(before) = sched_getaffinity(task) else {
             continue;
         };
         sched_setaffinity(task, &one)
-            .map_err(|e| LabError::Setup(format!("cannot pin the tunnel's thread {task}: {e}")))?;
+            .map_err(|e| setup(format!("cannot pin the tunnel's thread {task}: {e}")))?;
         applied.then(move || {
             let _ = sched_setaffinity(task, &before);
         });
@@ -47,7 +47,7 @@ pub(super) fn contend<'a>(
         let hog = Hog::start(host)?;
         let pinned = sched_setaffinity(Pid::from_raw(hog.0.0.id() as i32), &one);
         applied.then(move || drop(hog));
-        pinned.map_err(|e| LabError::Setup(format!("cannot pin a process that spins: {e}")))?;
+        pinned.map_err(|e| setup(format!("cannot pin a process that spins: {e}")))?;
     }
     Ok(())
 }
@@ -82,7 +82,7 @@ pub(super) fn quota(pids: &[u32], percent: f64, applied: &mut Applied<'_>) -> Re
     let root = PathBuf::from(if version_1 { VERSION_1 } else { VERSION_2 });
     let group = root.join(format!("seikan-lab-{}", std::process::id()));
     let fail = |source: std::io::Error| {
-        LabError::Setup(format!(
+        setup(format!(
             "cannot use the control group {}: {source}",
             group.display()
         ))

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::Applied;
 use crate::cleanup::restore_at_end;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 
 /// Sets the sysctl at `path` below `/proc/sys`; restored also if this process is killed.
 pub(super) fn set(path: &str, value: f64, applied: &mut Applied<'_>) -> Result<()> {
     let file = Path::new("/proc/sys").join(path);
     let fail = |source: io::Error| {
-        LabError::Setup(format!(
+        setup(format!(
             "cannot set {} for this fault: {source}",
             file.display()
         ))

@@ -19,7 +19,7 @@ use network::Nic;
 pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::process::Process;
 use crate::site::{Host, Hosts, NO_OFFLOAD, all_cpus};
 use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
@@ -372,8 +372,8 @@ impl Fault {
                     });
                     openvswitch::forget_flows(dir, Some(severity as u32))
                 }
-                None => Err(LabError::Setup(
-                    "cannot empty the flow table: this tunnel is no virtual switch".into(),
+                None => Err(setup(
+                    "cannot empty the flow table: this tunnel is no virtual switch",
                 )),
             },
             FaultKind::CpuHog => {

@@ -1,7 +1,7 @@
 //! Faults of the wire between the hosts.
 
 use super::{Applied, FaultKind};
-use crate::error::{LabError, Result};
+use crate::error::{Result, setup};
 use crate::site::{Hosts, LinkKind};
 use crate::wire::Faults;
 
@@ -17,8 +17,8 @@ pub(super) fn set<'a>(
     applied: &mut Applied<'a>,
 ) -> Result<()> {
     let (Some(wire), LinkKind::Wire(before)) = (&hosts.wire, hosts.link.kind) else {
-        return Err(LabError::Setup(
-            "the link of this fault is not emulated: this is a bug".into(),
+        return Err(setup(
+            "the link of this fault is not emulated: this is a bug",
         ));
     };
     let mut faults = before;
