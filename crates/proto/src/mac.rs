@@ -19,7 +19,7 @@ impl MacKey {
 
 /// Writes mac1 of a handshake message whose other fields are complete. The message has at least
 /// [`MACS_LEN`] bytes.
-pub(crate) fn write_mac1(key: &MacKey, message: &mut [u8]) {
+pub fn write_mac1(key: &MacKey, message: &mut [u8]) {
     let mac1_at = message.len() - MACS_LEN;
     let mac = keyed(&key.0, &[&message[..mac1_at]]).finalize_fixed();
     message[mac1_at..mac1_at + MAC_LEN].copy_from_slice(&mac);

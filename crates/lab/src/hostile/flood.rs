@@ -7,11 +7,11 @@ use std::io::Read;
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use blake2::digest::consts::U16;
-use blake2::digest::{Digest, FixedOutput, Mac, Update};
-use blake2::{Blake2s256, Blake2sMac};
 use clap::ValueEnum;
 use seikan_load::Pattern;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mac::write_mac1;
+use seikan_proto::protocol::Protocol;
 use seikan_ui::Interrupt;
 use serde::Serialize;
 
@@ -127,7 +127,7 @@ impl Target {
             Flood::Initiations => all
                 .map(|n| {
                     let mut initiation = message(n, 0, SIZES[0]);
-                    self.write_mac1(&mut initiation);
+                    self.write_macs(&mut initiation);
                     initiation
                 })
                 .collect(),
@@ -148,21 +148,17 @@ impl Target {
         bytes
     }
 
-    /// Writes mac1, which needs only the receiver's public key (whitepaper, 5.4.4).
-    fn write_mac1(&self, message: &mut [u8]) {
-        let label = if self.native {
-            b"skn-mac1"
+    /// Writes a correct mac1 and an empty mac2 at the end of a message.
+    fn write_macs(&self, message: &mut [u8]) {
+        let protocol = if self.native {
+            Protocol::Native
         } else {
-            b"mac1----"
+            Protocol::WireGuard
         };
-        let key = Blake2s256::new_with_prefix(label)
-            .chain_update(self.public_key)
-            .finalize();
-        let (covered, macs) = message.split_at_mut(message.len() - 2 * MAC);
-        let mut mac = Blake2sMac::<U16>::new(&key);
-        Update::update(&mut mac, covered);
-        macs[..MAC].copy_from_slice(&mac.finalize_fixed());
-        macs[MAC..].fill(0);
+        let key = PublicKey::from_bytes(self.public_key).mac1_key(protocol);
+        write_mac1(&key, message);
+        let mac2 = message.len() - MAC;
+        message[mac2..].fill(0);
     }
 }
 

@@ -11,11 +11,10 @@ mod flood;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use clap::{Args, ValueEnum};
 use seikan_load::stats::{Spread, ratio};
 use seikan_load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
+use seikan_proto::keys::PublicKey;
 use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
@@ -169,10 +168,10 @@ fn spy(name: &str, running: &Running, interrupt: &Interrupt) -> Result<Target> {
     let key = status
         .get(1)
         .and_then(|status| status["interface"]["public_key"].as_str())
-        .and_then(|key| STANDARD.decode(key).ok()?.try_into().ok());
+        .and_then(|key| key.parse::<PublicKey>().ok());
     let mut target = Target {
         native: !name.ends_with("wireguard"),
-        public_key: key.ok_or_else(unknown)?,
+        public_key: *key.ok_or_else(unknown)?.as_bytes(),
         genuine: Vec::new(),
     };
     let data = target.types()[3];

@@ -23,11 +23,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use seikan_load::Ends;
+use seikan_node::system::SystemRandom;
+use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_ui::Interrupt;
-use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result, setup};
@@ -264,8 +263,8 @@ pub struct End<'a> {
     pub host: &'a Host,
     /// The host of the other end.
     pub other: &'a Host,
-    pub(crate) own: &'a KeyPair,
-    pub(crate) peer: &'a KeyPair,
+    pub(crate) own: &'a PrivateKey,
+    pub(crate) peer: PublicKey,
     /// Directory for its files.
     pub(crate) dir: &'a Path,
 }
@@ -289,11 +288,11 @@ pub(crate) fn start_ends(
     interrupt: &Interrupt,
     start: &mut dyn FnMut(&End<'_>) -> Result<Process>,
 ) -> Result<Started> {
-    let keys = [KeyPair::generate()?, KeyPair::generate()?];
+    let keys = [(); 2].map(|()| PrivateKey::generate(&mut SystemRandom));
     let mut started = Started::default();
     for (host, other, [own, peer]) in [(b, a, [1, 0]), (a, b, [0, 1])] {
         interrupt.check()?;
-        let (own, peer) = (&keys[own], &keys[peer]);
+        let (own, peer) = (&keys[own], keys[peer].public());
         let end = End {
             host,
             other,
@@ -408,31 +407,6 @@ fn version_line(name: &str, argument: &str) -> Option<String> {
 /// Interface name of a tunnel's end: unique per lab process, because control sockets carry it too.
 pub(crate) fn device_name(host: &Host) -> String {
     format!("sk{}{}", std::process::id(), host.name.to_ascii_lowercase())
-}
-
-/// A fresh X25519 key pair for one end of a WireGuard-like tunnel.
-pub(crate) struct KeyPair {
-    private: StaticSecret,
-    public: PublicKey,
-}
-
-impl KeyPair {
-    pub(crate) fn generate() -> Result<Self> {
-        let mut bytes = [0_u8; 32];
-        seikan_sys::random::fill(&mut bytes).doing("get random bytes for keys")?;
-        let private = StaticSecret::from(bytes);
-        let public = PublicKey::from(&private);
-        Ok(Self { private, public })
-    }
-
-    /// Returns the private key in Base64, as wg(8) writes keys.
-    pub(crate) fn private_base64(&self) -> String {
-        STANDARD.encode(self.private.as_bytes())
-    }
-
-    pub(crate) fn public_base64(&self) -> String {
-        STANDARD.encode(self.public.as_bytes())
-    }
 }
 
 /// Writes a file that only the lab's user can read.

@@ -9,9 +9,12 @@ use std::process::{Command, Stdio};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
+use seikan_node::system::SystemRandom;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::rng::Rng;
 use seikan_ui::Interrupt;
 
-use crate::error::{Doing, Result};
+use crate::error::Result;
 use crate::process::Process;
 use crate::program;
 use crate::site::Host;
@@ -88,23 +91,23 @@ impl Seikan {
 
     /// Returns the sections of peers that do not exist. Their random keys behave like real ones
     /// until they are used.
-    fn idle_sections(&self) -> Result<String> {
+    fn idle_sections(&self) -> String {
         let mut sections = String::new();
         for n in 0..self.idle_peers {
-            let mut key = [0_u8; 32];
-            seikan_sys::random::fill(&mut key).doing("get random bytes for keys")?;
+            let mut key = [0; 32];
+            SystemRandom.fill(&mut key);
             let [_, a, b, c] = n.to_be_bytes();
             // These addresses are apart from the hosts' own networks (10.77.0.0/24 and
             // 10.78.0.0/24).
             let _ = writeln!(
                 sections,
                 "\n[[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.{}.{b}.{c}/32\"]\nendpoint = \"198.51.100.1:{}\"",
-                STANDARD.encode(key),
+                PublicKey::from_bytes(key),
                 128 + a,
                 1 + n % 60_000,
             );
         }
-        Ok(sections)
+        sections
     }
 }
 
@@ -117,10 +120,10 @@ pub(crate) fn config(end: &End<'_>, allowed: &[IpAddr]) -> String {
     format!(
         "private-key = \"{}\"\nlisten-port = {PORT}\naddress = [\"{}/24\", \"{}/64\"]\n\n\
          [[peer]]\npublic-key = \"{}\"\nallowed-ips = [{}]\nendpoint = \"{}:{PORT}\"\npersistent-keepalive = 5\n",
-        end.own.private_base64(),
+        STANDARD.encode(end.own.as_bytes()),
         end.host.inner,
         end.host.inner6,
-        end.peer.public_base64(),
+        end.peer,
         allowed.join(", "),
         end.other.address,
     )
@@ -168,7 +171,7 @@ impl Tunnel for Seikan {
         // Neighbour discovery has other addresses; without a limit the peer may use all.
         let both = [end.other.inner, end.other.inner6];
         let allowed = if self.ethernet { &both[..0] } else { &both[..] };
-        let text = self.settings.clone() + &config(end, allowed) + &self.idle_sections()?;
+        let text = self.settings.clone() + &config(end, allowed) + &self.idle_sections();
         up(end, command, &self.name, &text, self.protocol)
     }
 

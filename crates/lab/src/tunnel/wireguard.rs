@@ -99,8 +99,8 @@ fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
     let mut request = format!(
         "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\
          persistent_keepalive_interval={keepalive}\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n",
-        hex(end.own.private.as_bytes()),
-        hex(end.peer.public.as_bytes()),
+        hex(end.own.as_bytes()),
+        hex(end.peer.as_bytes()),
         other.address,
         other.inner,
         other.inner6,
