@@ -21,13 +21,19 @@ impl Pattern {
     }
 
     /// Word number `index` of the stream.
-    const fn word(self, index: u64) -> u64 {
+    pub const fn word(self, index: u64) -> u64 {
         let mut z = self
             .seed
             .wrapping_add(index.wrapping_add(1).wrapping_mul(GAMMA));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// Returns the number `index` of uniform random ones, from 0 (inclusive) to 1 (exclusive).
+    #[must_use]
+    pub fn share(self, index: u64) -> f64 {
+        (self.word(index) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Writes the stream's bytes from `offset` on into `buf`.

@@ -362,7 +362,7 @@ impl Draw {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let drawn = |fault: &Fault, stream: u64| {
-            let fraction = uniform(stream, number);
+            let fraction = Pattern::new(stream).share(number.into());
             let range = fault.severity?;
             Some(fault.kind.round(in_band(range, fraction, split)))
         };
@@ -373,13 +373,6 @@ impl Draw {
             second: second.and_then(|second| drawn(&second.fault, !stream)),
         })
     }
-}
-
-/// Number `index` of the uniform distribution over 0 to 1 that belongs to `seed`.
-fn uniform(seed: u64, index: u32) -> f64 {
-    let mut word = [0_u8; 8];
-    Pattern::new(seed).fill(u64::from(index) * 8, &mut word);
-    (u64::from_le_bytes(word) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// Returns a log-uniform value over the bands of `range` that belong to `split`.

@@ -124,7 +124,7 @@ fn splits_share_no_severity_and_stay_within_the_range() {
 
 #[test]
 fn draws_depend_on_seed_number_and_nothing_else() {
-    let draws = |seed| -> Vec<f64> { (0..50).map(|n| uniform(seed, n)).collect() };
+    let draws = |seed| -> Vec<f64> { (0..50).map(|n| Pattern::new(seed).share(n)).collect() };
     assert_eq!(draws(1), draws(1));
     assert_ne!(draws(1), draws(2));
     assert!(draws(1).iter().all(|x| (0.0..1.0).contains(x)));

@@ -12,6 +12,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use seikan_load::Pattern;
 use seikan_wire::ethernet::HEADER_LEN;
 
 use super::frame::Frames;
@@ -32,23 +33,18 @@ fn time_on_wire(length: usize, rate: u64) -> Duration {
     Duration::from_nanos(time.unwrap_or(0) as u64)
 }
 
-/// Uniform random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-/// generators", 2014).
+/// Uniform random numbers.
 #[derive(Debug)]
-struct Random(u64);
+struct Random {
+    numbers: Pattern,
+    drawn: u64,
+}
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        self.drawn += 1;
+        self.numbers.share(self.drawn - 1)
     }
 
     /// Returns true in `share` of all cases. Draws no number if the result is certain.
@@ -117,7 +113,10 @@ impl Direction {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             faults: Faults::default(),
-            random: Random(seed),
+            random: Random {
+                numbers: Pattern::new(seed),
+                drawn: 0,
+            },
             pending: BinaryHeap::new(),
             pending_bytes: 0,
             number: 0,
