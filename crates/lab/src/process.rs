@@ -1,6 +1,7 @@
 //! Programs run inside a host: their log, their memory, their end.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -225,6 +226,15 @@ pub(crate) fn wait_for<T>(
         }
         interrupt.sleep(LOOK)?;
     }
+}
+
+/// Returns the threads of a process.
+pub(crate) fn threads(pid: u32) -> io::Result<Vec<i32>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    let names = entries.map(|entry| entry.file_name());
+    Ok(names
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect())
 }
 
 /// Programs that end together.

@@ -4,14 +4,13 @@
 //! point. Every kernel with `CONFIG_PERF_EVENTS` has tracepoints, even without kprobes.
 
 use std::ffi::CStr;
-use std::fs;
 
 use seikan_sys::calls::{self, Calls};
 use seikan_sys::perf::{Tracepoint, TracepointCounters};
 use seikan_sys::softirq;
 
 use crate::error::{Doing, Result, setup};
-use crate::process::Process;
+use crate::process::{Process, threads};
 
 /// A filter that every event passes.
 const ANY: &str = "common_pid >= 0";
@@ -141,16 +140,13 @@ impl SystemCalls {
     /// # Errors
     /// The kernel refuses; a program has ended.
     pub(super) fn of(programs: &[Process]) -> Result<Self> {
-        let mut threads = Vec::new();
+        let mut of_threads = Vec::new();
         for program in programs {
-            let directory = format!("/proc/{}/task", program.pid());
-            let entries =
-                fs::read_dir(&directory).doing(format!("list the threads in {directory}"))?;
-            let names = entries.flatten().map(|entry| entry.file_name());
-            threads.extend(names.map(|name| format!("common_pid == {}", name.to_string_lossy())));
+            let threads = threads(program.pid()).doing("list the threads of a program")?;
+            of_threads.extend(threads.iter().map(|tid| format!("common_pid == {tid}")));
         }
         let event = ["raw_syscalls", "sys_enter"];
-        open(event, &threads.join(" || "), &cpus()?).map(Self)
+        open(event, &of_threads.join(" || "), &cpus()?).map(Self)
     }
 
     /// Returns the number of system calls so far.

@@ -10,6 +10,7 @@ use seikan_sys::schedule;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
+use crate::process::threads;
 use crate::site::Host;
 
 /// Share of the healthy throughput from which it counts as restored.
@@ -157,12 +158,8 @@ impl State {
         // A process that has ended has no settings.
         let nice = schedule::nice(pid).map_or_else(|e| e.to_string(), |n| n.to_string());
         self.0.insert(format!("program {pid} nice"), nice);
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-        for task in tasks.into_iter().flatten().flatten() {
-            let Ok(tid) = task.file_name().to_string_lossy().parse::<u32>() else {
-                continue;
-            };
-            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        for tid in threads(pid).unwrap_or_default() {
+            let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
             let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list:"));
             if let Some(allowed) = allowed {
                 self.0.insert(format!("thread {tid}"), allowed.to_owned());

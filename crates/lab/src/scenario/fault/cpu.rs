@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use super::Applied;
 use crate::error::{Result, setup};
-use crate::process::{Killed, silent};
+use crate::process::{Killed, silent, threads};
 use crate::site::Host;
 
 /// The processor that the programs and the hogs share.
@@ -33,7 +33,8 @@ pub(super) fn contend<'a>(
     let mut one = CpuSet::new();
     one.set(CROWDED)
         .map_err(|e| setup(format!("cannot use processor {CROWDED}: {e}")))?;
-    for task in pids.iter().flat_map(|pid| tasks(*pid)) {
+    let tasks = pids.iter().filter_map(|pid| threads(*pid).ok());
+    for task in tasks.flatten().map(Pid::from_raw) {
         let Ok(before) = sched_getaffinity(task) else {
             continue;
         };
@@ -50,18 +51,6 @@ pub(super) fn contend<'a>(
         pinned.map_err(|e| setup(format!("cannot pin a process that spins: {e}")))?;
     }
     Ok(())
-}
-
-/// Threads of a process.
-fn tasks(pid: u32) -> Vec<Pid> {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_string_lossy().parse().ok())
-        .map(Pid::from_raw)
-        .collect()
 }
 
 /// A process that spins.
