@@ -1,5 +1,8 @@
 //! Values of command line options.
 
+use std::ops::RangeBounds;
+
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Command, ValueEnum};
 
 /// Parses a whole number of seconds, 1 to `MAX`.
@@ -12,6 +15,11 @@ pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
             "{seconds} seconds are out of range: use 1 to {MAX}"
         ))
     }
+}
+
+/// Parses a whole number in this range.
+pub fn whole(range: impl RangeBounds<i64>) -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(range)
 }
 
 /// Returns the name of a value, as options spell it.

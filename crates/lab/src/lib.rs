@@ -14,7 +14,7 @@
 //! [`Interrupt`](seikan_ui::Interrupt).
 #![forbid(unsafe_code)]
 
-mod arguments;
+pub mod arguments;
 pub mod bench;
 mod capture;
 pub mod cleanup;

@@ -28,7 +28,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
 use self::site::Site;
-use crate::arguments::seconds;
+use crate::arguments::{seconds, whole};
 use crate::cleanup::private_directory;
 use crate::error::{Doing, Result, setup};
 use crate::load::{live, wait_reachable};
@@ -47,7 +47,7 @@ pub struct RelayOptions {
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
     /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = whole(1..=100))]
     pub rounds: u32,
 }
 

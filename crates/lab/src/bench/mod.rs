@@ -20,7 +20,7 @@ use seikan_load::{
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{self, defaults, seconds};
+use crate::arguments::{self, defaults, seconds, whole};
 use crate::error::{Result, in_words, setup, usage};
 use crate::site::{Congestion, Link};
 use crate::tunnel::{self, Running, Started, Tunnel};
@@ -134,7 +134,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
     /// Repetitions of each measurement; with --path 2 by default
-    #[arg(long, value_name = "ROUNDS", default_value_t = 5, default_value_if("path", ArgPredicate::IsPresent, "2"), value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, default_value_if("path", ArgPredicate::IsPresent, "2"), value_parser = whole(1..=100))]
     pub rounds: u32,
     /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at
     /// the far end (seikan+wireguard-go) runs only if named
@@ -147,7 +147,7 @@ pub struct BenchOptions {
     #[arg(long = "no-offload", action = ArgAction::SetFalse)]
     pub offload: bool,
     /// Measure Seikan also with this many idle peers
-    #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = whole(0..=1_000_000))]
     pub idle_peers: u32,
     /// Congestion control of all hosts, whatever this machine's default is [default: cubic]
     #[arg(long, value_name = "NAME", value_enum)]

@@ -18,7 +18,7 @@ use seikan_load::{Ends, LatencyReport};
 use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
-use crate::arguments::{defaults, seconds};
+use crate::arguments::{defaults, seconds, whole};
 use crate::bench::{
     Comparison, Load, Plan, Round, Rounds, Row, check_length, choose, refuse_path_loads, run_loads,
     summarise, with_ratios,
@@ -42,7 +42,7 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
     /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = whole(1..=100))]
     pub rounds: u32,
     /// Rows to measure [default: all that are installed]; run only if named: WireGuard
     /// implementations other than in Go, and Seikan with 1,000 devices and an address for each of

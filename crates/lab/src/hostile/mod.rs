@@ -18,7 +18,7 @@ use seikan_proto::keys::PublicKey;
 use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
-use crate::arguments::seconds;
+use crate::arguments::{seconds, whole};
 use crate::error::{Doing, LabError, Result, setup};
 use crate::site::{Hosts, Link};
 use crate::tunnel::{self, PORT, Running};
@@ -37,7 +37,7 @@ pub struct HostileOptions {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds::<600>)]
     pub seconds: f64,
     /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = whole(1..=100))]
     pub rounds: u32,
     /// Floods to send [default: all]
     #[arg(long, value_name = "FLOOD,...", value_delimiter = ',', default_values_t = Flood::value_variants().to_vec(), hide_default_value = true)]

@@ -42,7 +42,7 @@ use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::defaults;
+use crate::arguments::{defaults, whole};
 use crate::error::{LabError, Result, usage};
 use crate::machine::Machine;
 use crate::site::Congestion;
@@ -62,7 +62,7 @@ pub struct ReproduceOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     pub seconds: f64,
     /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = whole(1..=100))]
     pub rounds: u32,
     /// Congestion control of all hosts, whatever this machine's default is
     #[arg(long, value_name = "NAME", default_value_t, value_enum)]

@@ -16,7 +16,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::Serialize;
 
 use super::{doctor, lookup};
-use crate::arguments::seconds;
+use crate::arguments::{seconds, whole};
 use crate::error::{Doing, Result, setup};
 use crate::load::live;
 use crate::process::{Killed, silent};
@@ -42,7 +42,7 @@ pub struct CostOptions {
     #[arg(long = "tunnel", value_name = "NAME", default_values_t = COST_TUNNELS.map(str::to_owned))]
     pub tunnels: Vec<String>,
     /// Pairs of blocks for each level
-    #[arg(long, value_name = "ROUNDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(4..=1000))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 10, value_parser = whole(4..=1000))]
     pub rounds: u32,
     /// Length of a block
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]

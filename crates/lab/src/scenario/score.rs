@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::again::{recording_file, rediagnose};
 use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
+use crate::arguments::whole;
 use crate::error::{Doing, LabError, Result, usage};
 
 /// Maximum number of times that a scenario is played for each requested case: a fault that is too
@@ -30,7 +31,7 @@ pub struct ScoreOptions {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub classes: Vec<String>,
     /// Number of valid cases of each cause
-    #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = whole(1..=10_000))]
     pub cases: u32,
     /// Start no new case after this time
     #[arg(long, value_name = "MINUTES")]
@@ -51,14 +52,14 @@ pub struct ScoreOptions {
     #[arg(long, requires = "out", requires = "recordings")]
     pub again: bool,
     /// Level of the doctor [default: its own choice]; 0 uses counters only
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
+    #[arg(long, value_name = "LEVEL", value_parser = whole(0..=2))]
     pub level: Option<u32>,
     /// Let the doctor try its remedies, and check their effect and their reversal; adds a minute
     /// per case
     #[arg(long, conflicts_with = "again")]
     pub fix: bool,
     /// Duration of the doctor's measurement of each case
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = whole(1..=600))]
     pub seconds: u32,
 }
 

@@ -24,6 +24,7 @@ use seikan_sys::tun::{READ_BUFFER_LEN, Tun, TunOptions};
 use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 
 use super::device;
+use crate::arguments::whole;
 use crate::error::{Doing, Result, usage};
 
 /// Number of attempts of the connecting end, and pause between two attempts.
@@ -55,12 +56,12 @@ pub struct PassThroughOptions {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<SocketAddr>,
     /// MTU of the device
-    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = whole(68..=65535))]
     pub mtu: u32,
     /// Frames in each write to the device [default: as many as the other end has read at once]
     // With 1, super-packets are split. With more, up to this many consecutive frames of a flow are
     // merged.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "NUMBER", value_parser = whole(1..=64))]
     pub frames_per_write: Option<u32>,
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
+use seikan_lab::arguments::whole;
 use seikan_lab::etcd::Cluster;
 use seikan_proto::mesh::{Reason, RelayAddress};
 use serde::{Deserialize, Serialize};
@@ -38,7 +39,7 @@ pub struct CoordinatorsArguments {
     #[command(flatten)]
     crowd: Crowd,
     /// Duration of the changes
-    #[arg(long, value_name = "SECONDS", default_value_t = 18, value_parser = clap::value_parser!(u32).range(3..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 18, value_parser = whole(3..=600))]
     pub seconds: u32,
 }
 

@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ipnet::IpNet;
 use seikan_config::CoordinatorUrl;
+use seikan_lab::arguments::whole;
 use seikan_lab::program;
 use seikan_mesh::client::Client;
 use seikan_mesh::web_proxy::WebProxies;
@@ -33,10 +34,10 @@ pub const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 pub struct Crowd {
     /// Number of members
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    #[arg(long, default_value_t = 1000, value_parser = whole(2..=10_000))]
     pub members: u32,
     /// Number of changes per second
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 100, value_parser = whole(1..=1000))]
     pub changes: u32,
     #[command(flatten)]
     pub(super) json: JsonFile,

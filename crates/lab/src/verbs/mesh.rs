@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
+use seikan_lab::arguments::whole;
 use seikan_proto::mesh::{Cursor, Membership};
 use seikan_sys::process;
 use serde::Serialize;
@@ -40,7 +41,7 @@ pub struct MeshArguments {
     #[command(flatten)]
     crowd: Crowd,
     /// Duration of the changes
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = whole(1..=600))]
     pub seconds: u32,
 }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use seikan_lab::arguments::whole;
 use seikan_lab::nat::first_packets;
 use seikan_lab::scale::{MOST, ScaleTest, Used};
 use seikan_load::join;
@@ -44,22 +45,22 @@ const LOOK: Duration = Duration::from_millis(50);
     sudo seikan lab crowd --members 1000 --real 50      some minutes on two cores")]
 pub struct ScaleArguments {
     /// Number of members
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(20..=10_000))]
+    #[arg(long, default_value_t = 1000, value_parser = whole(20..=10_000))]
     pub members: u32,
     /// Number of members with a daemon
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(16..=MOST as i64))]
+    #[arg(long, default_value_t = 50, value_parser = whole(16..=MOST as i64))]
     pub real: u32,
     /// Pairs of daemons that connect
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 50, value_parser = whole(1..=1000))]
     pub pairs: u32,
     /// Length of each measurement of a mostly idle daemon's processor time
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole(1..=3600))]
     pub idle: u32,
     /// Length of each measurement of a stream
-    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = whole(1..=600))]
     pub seconds: u32,
     /// Number of stream measurements with and without changes
-    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = whole(1..=100))]
     pub rounds: u32,
     #[command(flatten)]
     json: JsonFile,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
+use seikan_lab::arguments::whole;
 use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
 use seikan_lab::{LabError, setup, usage};
 use seikan_ui::Progress;
@@ -35,10 +36,10 @@ pub struct RunArguments {
     #[arg(long, value_name = "NAME")]
     pub tunnel: Option<String>,
     /// Duration of the doctor's measurement; 0 disables it
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = whole(0..=600))]
     pub seconds: u32,
     /// Level of the doctor [default: its own choice]
-    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
+    #[arg(long, value_name = "LEVEL", value_parser = whole(0..=2))]
     pub level: Option<u32>,
     /// Let the doctor try its remedies, check the result, and revert them
     #[arg(long)]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use super::cost::{Handoff, Work};
+use crate::arguments::whole;
 use crate::error::{Doing, Result};
 use crate::tunnel::device::{PATIENCE, readable, set_up};
 
@@ -45,7 +46,7 @@ pub struct CrudeOptions {
     // The end reads at most this many bytes of a packet from either side, so larger packets from
     // the other end arrive truncated. TCP avoids such packets: it uses the smaller segment size of
     // both ends.
-    #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = whole(68..=65535))]
     pub mtu: u32,
     /// Processor time to spend on each packet, like a slow cipher
     // The time is spent in a function named `chacha20_block_slow`. The number of rounds is measured
