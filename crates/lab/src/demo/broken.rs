@@ -6,7 +6,6 @@
 //! found by trying. A run that is not convincing is repeated once; if the second run is not
 //! convincing either, this is an error.
 
-use std::fmt;
 use std::time::Duration;
 
 use seikan_diagnose::stats::Interval;
@@ -97,97 +96,54 @@ pub struct Chapter {
     pub mended: f64,
 }
 
-/// Why a chapter does not convince.
-#[derive(Clone, Debug, PartialEq)]
-enum Objection {
-    Unsound {
-        got: f64,
-    },
-    NotFelt {
-        left: f64,
-    },
-    Named(String),
-    NotKept(String),
-    NotRepaired {
-        repaired: f64,
-        healthy: f64,
-    },
-    Contradiction {
-        turns: (f64, f64),
-        broken: f64,
-        mended: f64,
-    },
-}
-
-impl fmt::Display for Objection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsound { got } => write!(
-                f,
-                "cannot show a fault: only {got:.1} of {RATE:.0} Mbit/s arrive before anything is broken; run it again while the \
-                 machine has less to do"
-            ),
-            Self::NotFelt { left } => write!(
-                f,
-                "cannot break the tunnel: with a queue of one packet {left:.1} of {RATE:.0} Mbit/s still arrive"
-            ),
-            Self::Named(cause) => write!(
-                f,
-                "cannot show the cause: the doctor named {cause}, not {CAUSE}; run it again while the machine has less to do"
-            ),
-            Self::NotKept(why) => write!(f, "cannot show the fix: the doctor reverted it: {why}"),
-            Self::NotRepaired { repaired, healthy } => write!(
-                f,
-                "cannot show that the tunnel is repaired: {repaired:.1} Mbit/s arrive, of {healthy:.1} before"
-            ),
-            Self::Contradiction {
-                turns,
-                broken,
-                mended,
-            } => write!(
-                f,
-                "cannot show the fix: the doctor measured {:.1} Mbit/s without it and {:.1} with it, the receiver {broken:.1} and \
-                 {mended:.1}; run it again while the machine has less to do",
-                turns.0, turns.1
-            ),
-        }
-    }
-}
-
 impl Chapter {
+    /// Whether the stream arrived before anything was broken.
+    fn is_sound(&self) -> bool {
+        self.healthy >= SOUND * self.offered
+    }
+
+    /// Whether the fault costs enough.
+    fn is_felt(&self) -> bool {
+        self.broken <= SUFFERS * self.healthy
+    }
+
     /// Returns the reason for which the run does not convince.
-    fn objection(&self) -> Option<Objection> {
-        if self.healthy < SOUND * self.offered {
-            return Some(Objection::Unsound { got: self.healthy });
+    fn objection(&self) -> Option<String> {
+        let (healthy, broken, mended) = (self.healthy, self.broken, self.mended);
+        if !self.is_sound() {
+            return Some(format!(
+                "cannot show a fault: only {healthy:.1} of {RATE:.0} Mbit/s arrive before anything is broken; run it again while the \
+                 machine has less to do"
+            ));
         }
-        if self.broken > SUFFERS * self.healthy {
-            return Some(Objection::NotFelt { left: self.broken });
+        if !self.is_felt() {
+            return Some(format!(
+                "cannot break the tunnel: with a queue of one packet {broken:.1} of {RATE:.0} Mbit/s still arrive"
+            ));
         }
         let named = self.diagnosis.as_ref().map(|diagnosis| diagnosis.cause);
         if named != Some(CAUSE) {
-            let named = named.map_or("nothing".to_owned(), |cause| cause.to_string());
-            return Some(Objection::Named(named));
+            let named = named.map_or("nothing", Cause::name);
+            return Some(format!(
+                "cannot show the cause: the doctor named {named}, not {CAUSE}; run it again while the machine has less to do"
+            ));
         }
-        let (true, Some(turns)) = (self.kept, self.turns) else {
-            let why = self.why.clone();
-            return Some(Objection::NotKept(
-                why.unwrap_or_else(|| "nothing was tried".to_owned()),
+        let (true, Some((without, with))) = (self.kept, self.turns) else {
+            let why = self.why.as_deref().unwrap_or("nothing was tried");
+            return Some(format!(
+                "cannot show the fix: the doctor reverted it: {why}"
             ));
         };
-        if self.mended < REPAIRED * self.healthy {
-            let (repaired, healthy) = (self.mended, self.healthy);
-            return Some(Objection::NotRepaired { repaired, healthy });
+        if mended < REPAIRED * healthy {
+            return Some(format!(
+                "cannot show that the tunnel is repaired: {mended:.1} Mbit/s arrive, of {healthy:.1} before"
+            ));
         }
         // The doctor's figures and the receiver's figures must agree.
-        if turns.0 > SUFFERS * self.healthy || turns.1 < REPAIRED * self.healthy {
-            let (broken, mended) = (self.broken, self.mended);
-            return Some(Objection::Contradiction {
-                turns,
-                broken,
-                mended,
-            });
-        }
-        None
+        (without > SUFFERS * healthy || with < REPAIRED * healthy).then(|| format!(
+            "cannot show the fix: the doctor measured {without:.1} Mbit/s without it and {with:.1} with it, the receiver {broken:.1} and \
+             {mended:.1}; run it again while the machine has less to do"
+        ))
     }
 
     /// Records the doctor's latest attempts.
@@ -221,7 +177,7 @@ pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<
         let chapter = once(interrupt, step)?;
         match chapter.objection() {
             None => return Ok(chapter),
-            Some(objection) => last = Some(objection.to_string()),
+            objection => last = objection,
         }
     }
     Err(setup(last.unwrap_or_default()))
@@ -250,7 +206,7 @@ fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
         let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
         live(&running.ends(), &load, interrupt, play)?;
         // Longer bursts are tried only if the stream did not suffer.
-        if !matches!(chapter.objection(), Some(Objection::NotFelt { .. })) {
+        if !chapter.is_sound() || chapter.is_felt() {
             break;
         }
     }
@@ -277,7 +233,7 @@ fn under_load(
     step("a video stream, as it should be");
     set(link.tx_queue_len)?;
     chapter.healthy = over(MEASURE)?;
-    if chapter.healthy < SOUND * RATE {
+    if !chapter.is_sound() {
         return Ok(());
     }
     step("a shorter and shorter queue, until the stream suffers");
@@ -293,7 +249,7 @@ fn under_load(
             }
         }
     }
-    if chapter.broken > SUFFERS * chapter.healthy {
+    if !chapter.is_felt() {
         return Ok(set(link.tx_queue_len)?);
     }
     step("`seikan doctor --fix` without hints");
@@ -374,7 +330,11 @@ mod tests {
             broken: 23.5,
             ..good()
         };
-        assert_eq!(chapter.objection(), Some(Objection::NotFelt { left: 23.5 }));
+        let objection = chapter.objection().expect("an objection");
+        assert!(
+            objection.contains("23.5 of 25 Mbit/s still arrive"),
+            "{objection}"
+        );
     }
 
     #[test]
@@ -382,9 +342,10 @@ mod tests {
         for cause in [Cause::Healthy, Cause::CpuContention] {
             let mut chapter = good();
             chapter.diagnosis.as_mut().expect("a diagnosis").cause = cause;
-            assert_eq!(
-                chapter.objection(),
-                Some(Objection::Named(cause.to_string()))
+            let objection = chapter.objection().expect("an objection");
+            assert!(
+                objection.contains(&format!("named {cause},")),
+                "{objection}"
             );
         }
     }
@@ -393,7 +354,7 @@ mod tests {
     fn a_fix_that_is_taken_back_does_not_convince() {
         let mut chapter = good();
         (chapter.kept, chapter.why) = (false, Some("the gain is +8 %".to_owned()));
-        let objection = chapter.objection().expect("a objection").to_string();
+        let objection = chapter.objection().expect("an objection");
         assert!(objection.contains("the gain is +8 %"), "{objection}");
     }
 
@@ -403,17 +364,19 @@ mod tests {
             turns: Some((22.0, 24.0)),
             ..good()
         };
-        assert!(matches!(
-            chapter.objection(),
-            Some(Objection::Contradiction { .. })
-        ));
+        let objection = chapter.objection().expect("an objection");
+        assert!(
+            objection.contains("the doctor measured 22.0"),
+            "{objection}"
+        );
         let chapter = Chapter {
             mended: 12.0,
             ..good()
         };
-        assert!(matches!(
-            chapter.objection(),
-            Some(Objection::NotRepaired { .. })
-        ));
+        let objection = chapter.objection().expect("an objection");
+        assert!(
+            objection.contains("12.0 Mbit/s arrive, of 25.0"),
+            "{objection}"
+        );
     }
 }
