@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Ends;
 use crate::error::{Doing, LoadError, Result};
-use crate::stats::percentile;
+use crate::stats::{mean, percentile};
 
 /// Payload bytes of an echo request: ping's default.
 const PAYLOAD: usize = 56;
@@ -77,11 +77,7 @@ impl LatencyReport {
             sent,
             received: times.len() as u32,
             min_us: at(0.0),
-            mean_us: if times.is_empty() {
-                0.0
-            } else {
-                times.iter().sum::<f64>() / times.len() as f64
-            },
+            mean_us: mean(times.iter().copied()),
             p50_us: at(0.5),
             p99_us: at(0.99),
             max_us: at(1.0),

@@ -48,6 +48,15 @@ pub fn percentile(sorted: &[f64], q: f64) -> Option<f64> {
     Some(sorted[rank.clamp(1, sorted.len()) - 1])
 }
 
+/// The arithmetic mean; zero if there are no values.
+#[must_use]
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (sum, count) = values
+        .into_iter()
+        .fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count.max(1))
+}
+
 /// `value / base`, `None` when the base is zero or either is not finite.
 #[must_use]
 pub fn ratio(value: f64, base: f64) -> Option<f64> {

@@ -18,7 +18,7 @@ use socket2::SockRef;
 use crate::Pattern;
 use crate::counters::{CpuClock, retransmitted_segments};
 use crate::error::{Doing, LoadError, Result};
-use crate::stats::{Spread, ratio};
+use crate::stats::{Spread, mean, ratio};
 use crate::{Ends, gbit_per_second, is_timeout, join, time_outs};
 
 /// Bytes per write and read: iperf3's default for TCP.
@@ -404,7 +404,6 @@ impl Sample {
             .iter()
             .map(|s| Some(TcpInfo::of(&s.tx).ok()?.round_trip.as_secs_f64() * 1e6))
             .collect();
-        let mean = |times: Vec<f64>| times.iter().sum::<f64>() / times.len().max(1) as f64;
         Self {
             at: Instant::now(),
             received,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use seikan_diagnose::stats::{correlate, strongest};
 use seikan_diagnose::{Evidence, Recording};
 use seikan_load::join;
-use seikan_load::stats::Spread;
+use seikan_load::stats::{Spread, mean};
 use seikan_observe::{Subject, metric};
 use seikan_sys::calls;
 use seikan_ui::{Interrupt, Stop};
@@ -480,7 +480,7 @@ fn smoothed(values: &[f64]) -> Vec<f64> {
     (0..values.len())
         .map(|i| {
             let around = &values[i.saturating_sub(half)..(i + half).min(values.len())];
-            around.iter().sum::<f64>() / around.len().max(1) as f64
+            mean(around.iter().copied())
         })
         .collect()
 }

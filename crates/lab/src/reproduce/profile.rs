@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use seikan_load::join;
-use seikan_load::stats::Spread;
+use seikan_load::stats::{Spread, mean};
 
 use super::counters::growing;
 use super::figures::{cell, named, quantile};
@@ -100,9 +100,8 @@ impl Measured {
     /// Returns the mean rate of each guest, in Mbit/s.
     fn means(&self) -> Vec<f64> {
         let guests = self.rates.first().map_or(0, Vec::len);
-        let count = self.rates.len().max(1) as f64;
         (0..guests)
-            .map(|guest| self.rates.iter().map(|bin| bin[guest]).sum::<f64>() / count)
+            .map(|guest| mean(self.rates.iter().map(|bin| bin[guest])))
             .collect()
     }
 }

@@ -2,6 +2,8 @@
 //! in each. In the source, the calls of `handle_tx` rose in the third step and fell in the fourth,
 //! but the throughput did not follow; the source does not explain why.
 
+use seikan_load::stats::mean;
+
 use super::figures::{cell, named};
 use super::guests::GUESTS;
 use super::profile::BIN;
@@ -62,9 +64,7 @@ pub(super) fn show(
 /// Means of the steps; the last one may be shorter.
 fn means(values: &[f64], bins: usize) -> Vec<f64> {
     let steps = values.chunks(bins).take(GUESTS.len());
-    steps
-        .map(|step| step.iter().sum::<f64>() / step.len() as f64)
-        .collect()
+    steps.map(|step| mean(step.iter().copied())).collect()
 }
 
 fn row(name: &str, means: &[f64]) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use seikan_diagnose::Cause;
-use seikan_load::stats::Spread;
+use seikan_load::stats::{Spread, mean};
 use serde::{Deserialize, Serialize};
 
 use super::{Outcome, Repair};
@@ -304,14 +304,6 @@ fn f1(right: u32, of: u32, named: u32) -> f64 {
     match of + named {
         0 => 0.0,
         both => 2.0 * f64::from(right) / f64::from(both),
-    }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0_u32), |(sum, n), value| (sum + value, n + 1));
-    match count {
-        0 => 0.0,
-        n => sum / f64::from(n),
     }
 }
 

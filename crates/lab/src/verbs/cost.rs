@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use seikan_lab::scenario::{CostOptions, CostRow, cost};
+use seikan_load::stats::mean;
 use seikan_ui::output::print_json;
 use seikan_ui::screen::Align::{Left, Right};
 use seikan_ui::screen::Table;
@@ -46,9 +47,7 @@ fn table(rows: &[CostRow]) -> Table {
         ("at most", Left),
     ]);
     for row in rows {
-        let mean = |of: fn(&(f64, f64)) -> f64| {
-            row.pairs.iter().map(of).sum::<f64>() / row.pairs.len().max(1) as f64
-        };
+        let mean = |of: fn(&(f64, f64)) -> f64| mean(row.pairs.iter().map(of));
         let cost = row.cost.map_or("nothing went through".to_owned(), |cost| {
             let [value, low, high] = [cost.value, cost.low, cost.high].map(|v| v * 100.0);
             format!("{value:.1} % ({low:.1} to {high:.1})")
