@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use seikan_lab::LabError;
 use seikan_lab::bench::Load;
-use seikan_lab::gateway::site::{self, LAN, Lan, MAX_DEVICES, Site, on_wan};
+use seikan_lab::gateway::site::{LAN, Lan, MAX_DEVICES, Site, on_wan};
 use seikan_lab::gateway::{FORWARDING, GatewayOptions, GatewayReport, gateway};
+use seikan_lab::site::Host;
 use seikan_load::{Ends, LoadError, wait_reachable};
 use seikan_ui::Interrupt;
 
@@ -114,7 +115,12 @@ fn receive_packet_steering_changes_nothing_but_the_processor() {
 fn plain_nics_segment_at_the_device_and_merge_at_the_gateway() {
     let Some(_alone) = alone() else { return };
     let site = Site::create(&Lan::default()).expect("site");
-    let of = |host, nic| site::offloads(host, nic).expect("offloads");
+    let of = |host: &Host, nic: &str| -> Vec<String> {
+        let ethtool = host.netns().ethtool().expect("ethtool");
+        let states = ethtool.features(nic).expect("offloads");
+        let active = states.into_iter().filter(|state| state.active);
+        active.map(|state| state.name).collect()
+    };
     let device = of(&site.device, &site.device.device);
     let cuts = |name: &str| {
         let tcp = ["tx-tcp-segmentation", "tx-tcp6-segmentation"].contains(&name);

@@ -400,15 +400,5 @@ fn join_lan(gateway: &Host, device: &Host, others: &[Host], link: &Link) -> Resu
     Ok(Some(switch))
 }
 
-/// Returns the offloads that are in force at a NIC of `host`.
-///
-/// # Errors
-/// When they cannot be read.
-pub fn offloads(host: &Host, nic: &str) -> Result<Vec<String>> {
-    let states = host.netns().ethtool()?.features(nic)?;
-    let active = states.into_iter().filter(|state| state.active);
-    Ok(active.map(|state| state.name).collect())
-}
-
 #[cfg(test)]
 mod tests;
