@@ -131,7 +131,7 @@ impl Process {
     }
 
     /// Asks the program to end. [`Process::wait`] forces it if necessary.
-    fn terminate(&mut self) {
+    pub(crate) fn terminate(&mut self) {
         // Not after the program has been waited for: its id may belong to another process then.
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
@@ -235,27 +235,4 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<i32>> {
     Ok(names
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect())
-}
-
-/// Programs that end together.
-#[derive(Debug, Default)]
-pub struct Processes(pub Vec<Process>);
-
-impl Processes {
-    /// An error if any of them has ended.
-    ///
-    /// # Errors
-    /// [`LabError::ChildExited`].
-    pub fn check_alive(&mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(Process::check_alive)
-    }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        // Both ends of a tunnel notify each other when they end, so ask all before waiting for any.
-        for process in &mut self.0 {
-            process.terminate();
-        }
-    }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use seikan_lab::process::{Process, Processes};
+use seikan_lab::process::Process;
 use seikan_lab::site::Host;
 use seikan_lab::site::{Hosts, Link};
 use seikan_lab::tunnel::{Started, Tunnel, start};
@@ -35,7 +35,7 @@ impl Tunnel for Script {
             let mut command = Command::new("sh");
             command.args(["-c", self.0, &token()]);
             let process = Process::start(host, "script", command, dir)?;
-            started.processes.0.push(process.leaving(mark.clone()));
+            started.processes.push(process.leaving(mark.clone()));
         }
         Ok(started)
     }
@@ -160,7 +160,7 @@ fn a_program_that_ignores_sigterm_is_killed() {
     command.args(["-c", "trap '' TERM; while :; do sleep 1; done", &token()]);
     let process = Process::start(&host, "stubborn", command, dir.path()).expect("started");
     std::thread::sleep(Duration::from_millis(200));
-    drop(Processes(vec![process]));
+    drop(Started::from(vec![process]));
     assert_eq!(survivors(), Vec::<PathBuf>::new());
 }
 

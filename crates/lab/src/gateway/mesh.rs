@@ -9,16 +9,15 @@ use seikan_ui::Interrupt;
 use crate::error::{LabError, Result, usage};
 use crate::gateway::site::{Mode, Site};
 use crate::mesh::Mesh;
-use crate::process::Processes;
 use crate::site::Host;
-use crate::tunnel::device_name;
+use crate::tunnel::{Started, device_name};
 
 /// Port of the coordinator, on the host of the internet.
 const COORDINATOR: u16 = 7443;
 
 /// Programs of a mesh, and the addresses of the remote in it, IPv4 first.
 pub(super) struct InMesh {
-    pub(super) processes: Processes,
+    pub(super) started: Started,
     pub(super) remote: Vec<IpAddr>,
 }
 
@@ -36,11 +35,11 @@ pub(super) fn start(
     let (core, address) = internet.host();
     let coordinator = (address, COORDINATOR).into();
     let (mesh, process) = Mesh::start(core, coordinator, dir, interrupt)?;
-    let mut processes = Processes(vec![process]);
+    let mut started = Started::from(vec![process]);
     let mut join = |host: &Host, sections: &str| {
         let member = mesh.join(host, host.name, &device_name(host))?;
         member.configure(sections)?;
-        processes.0.push(member.up(&[])?);
+        started.processes.push(member.up(&[])?);
         Ok::<_, LabError>(member)
     };
     // Devices get addresses from the mesh.
@@ -55,7 +54,7 @@ pub(super) fn start(
         None => {}
     }
     Ok(InMesh {
-        processes,
+        started,
         remote: remote.networks.iter().map(ipnet::IpNet::addr).collect(),
     })
 }

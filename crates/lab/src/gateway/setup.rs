@@ -62,7 +62,7 @@ pub(super) struct Carriers {
 
 impl Carriers {
     fn join_mesh(&mut self, mesh: mesh::InMesh, ipv6: bool) {
-        self.started.processes = mesh.processes;
+        self.started = mesh.started;
         self.target = mesh.remote[usize::from(ipv6)];
     }
 }
@@ -193,7 +193,7 @@ impl Setup {
                 carriers.started = start_naive(ends, dir)?;
                 if is_mesh {
                     let keepalive = keep_mappings(site, dir)?;
-                    carriers.started.processes.0.push(keepalive);
+                    carriers.started.processes.push(keepalive);
                 }
             }
         }
@@ -213,7 +213,7 @@ impl Setup {
             Way::Seikan { .. } => Ok(hosts.filter_map(|host| status(host, dir)).collect()),
             Way::Naive { .. } => {
                 // The two ends come first; behind NATs a ping follows.
-                let ends = carriers.started.processes.0.drain(..).take(2);
+                let ends = carriers.started.processes.drain(..).take(2);
                 ends.map(Process::end)
                     .map(|output| counts_of(&output))
                     .collect()

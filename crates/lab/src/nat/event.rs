@@ -229,7 +229,7 @@ impl Stage {
                 self.coordinator = Some(self.mesh.start_coordinator(self.site.internet().0)?);
             }
             Happening::RestartWithRightClock => {
-                drop(self.tunnels.0.pop());
+                drop(self.tunnels.processes.pop());
                 self.start_b(&[])?;
             }
         }

@@ -27,7 +27,8 @@ pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, PLAN, PathKi
 use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::mesh::{Member, Mesh, patiently};
-use crate::process::{Process, Processes};
+use crate::process::Process;
+use crate::tunnel::Started;
 use flow::{EVERY, Flow};
 use seikan_ui::Interrupt;
 use seikan_ui::Progress;
@@ -153,13 +154,7 @@ pub fn nat(
 /// A program does not start, the kernel refuses an operation, or there is no answer;
 /// [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
-    let open = Nat {
-        name: "open".to_owned(),
-        about: String::new(),
-        seen: "open".to_owned(),
-        boxes: Vec::new(),
-        ipv6: false,
-    };
+    let open = Plan::parse(PLAN)?.nat("open")?;
     let cell = Cell {
         nats: [open.clone(), open],
         shared: Vec::new(),
@@ -267,7 +262,7 @@ struct Stage {
     coordinator: Option<Process>,
     relays: Vec<Process>,
     /// Processes of A and B.
-    tunnels: Processes,
+    tunnels: Started,
     mesh: Mesh,
     site: Site,
     _folder: tempfile::TempDir,
@@ -304,7 +299,7 @@ impl Stage {
             members,
             coordinator: Some(coordinator),
             relays,
-            tunnels: Processes(vec![a]),
+            tunnels: vec![a].into(),
             mesh,
             site,
             _folder: folder,
@@ -325,13 +320,13 @@ impl Stage {
 
     fn check_alive(&mut self) -> Result<()> {
         let services = self.coordinator.iter_mut().chain(&mut self.relays);
-        let mut all = services.chain(&mut self.tunnels.0);
+        let mut all = services.chain(&mut self.tunnels.processes);
         all.try_for_each(Process::check_alive)
     }
 
     fn start_b(&mut self, clock: &[(String, String)]) -> Result<()> {
         let b = self.members[1].up(clock)?;
-        self.tunnels.0.push(b);
+        self.tunnels.processes.push(b);
         Ok(())
     }
 

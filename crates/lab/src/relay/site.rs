@@ -16,8 +16,9 @@ use super::{Missing, PATIENCE, RelayOptions, Relayed, WARMUP};
 use crate::error::{Doing, LabError, Result};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
-use crate::process::{Process, Processes};
+use crate::process::Process;
 use crate::site::{Host, Link, join};
+use crate::tunnel::Started;
 
 /// Interval of checks whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -28,7 +29,7 @@ const ASK: Duration = Duration::from_millis(200);
 pub(super) struct Site {
     pub(super) middle: Host,
     folder: std::path::PathBuf,
-    processes: std::cell::RefCell<Processes>,
+    started: std::cell::RefCell<Started>,
 }
 
 /// A mesh of two members.
@@ -53,7 +54,7 @@ impl Site {
         let site = Site {
             middle: Host::create("M", 3)?,
             folder: folder.to_owned(),
-            processes: Default::default(),
+            started: Default::default(),
         };
         site.middle.forward(false)?;
         interrupt.check()?;
@@ -129,14 +130,14 @@ impl Site {
         fs::create_dir(&folder).doing("make a folder")?;
         let coordinator = ([10, 77, 1, 3], port).into();
         let (mesh, process) = Mesh::start(&self.middle, coordinator, &folder, interrupt)?;
-        self.processes.borrow_mut().0.push(process);
+        self.started.borrow_mut().processes.push(process);
         mesh.administer(&self.middle, &[&["relay", "add"], relay].concat())?;
         let mut pids = Vec::new();
         let mut join = |host: &Host| {
             let member = mesh.join(host, host.name, &format!("lab{}", host.name))?;
             let process = member.up(&[])?;
             pids.push(process.pid());
-            self.processes.borrow_mut().0.push(process);
+            self.started.borrow_mut().processes.push(process);
             Ok::<_, LabError>(member)
         };
         let members = [join(&hosts[0])?, join(&hosts[1])?];
@@ -155,7 +156,7 @@ impl Site {
     fn start(&self, name: &str, command: Command) -> Result<u32> {
         let process = Process::start(&self.middle, name, command, &self.folder)?;
         let pid = process.pid();
-        self.processes.borrow_mut().0.push(process);
+        self.started.borrow_mut().processes.push(process);
         Ok(pid)
     }
 
@@ -188,7 +189,7 @@ impl Site {
     }
 
     pub(super) fn check_alive(&self) -> Result<()> {
-        self.processes.borrow_mut().check_alive()
+        self.started.borrow_mut().check_alive()
     }
 
     /// Returns the ends of a load from the first member to the second, through the tunnel.

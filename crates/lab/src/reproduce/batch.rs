@@ -134,7 +134,7 @@ fn request(bench: &Bench<'_>, running: &mut Running) -> Result<(f64, Option<Cros
     let through = Through {
         read: (b, &devices[1]),
         written: (a, &devices[0]),
-        programs: &running.started.processes.0,
+        programs: &running.started.processes,
     };
     let loaded = through.counting(|| request_repeatedly(bench, &running.ends(), server))?;
     running.check_alive()?;

@@ -187,7 +187,7 @@ impl Forwarding {
             Some(per_call) => {
                 for (host, own) in [s0, s1].into_iter().zip(INSIDE) {
                     let program = pass_through(host, own, (per_call, setting.mtu), dir)?;
-                    started.processes.0.push(program);
+                    started.processes.push(program);
                 }
                 wait_for_device([s0, s1], started, bench.interrupt)?;
                 s0.add_route(&to(S2).device(s0.index(DEVICE)?))?;
@@ -240,7 +240,7 @@ impl Forwarding {
         let through = Through {
             read: (s1, DEVICE),
             written: (s0, DEVICE),
-            programs: &self.started.processes.0,
+            programs: &self.started.processes,
         };
         let loaded = through.counting(|| load(&ends))?;
         self.started.check_alive()?;

@@ -118,12 +118,7 @@ pub(super) fn traced(
     found: &mut Experiment,
 ) -> Result<()> {
     let device = running.device(&running.hosts.a);
-    let program = running
-        .started
-        .processes
-        .0
-        .iter()
-        .find(|of| of.host() == "A");
+    let program = running.started.processes.iter().find(|of| of.host() == "A");
     let pid = program
         .map(|program| program.pid())
         .ok_or_else(|| setup("the tunnel has no program: this is a bug"))?;

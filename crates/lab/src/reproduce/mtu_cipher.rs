@@ -707,7 +707,7 @@ mod tests {
             let tunnel = openvpn(CBC, [Vec::new(), vec![(name.clone(), value.clone())]])?;
             let running = bench.start_over(&tunnel, bench.link(None))?;
             let variable = format!("{name}={value}");
-            for program in &running.started.processes.0 {
+            for program in &running.started.processes {
                 let file = format!("/proc/{}/environ", program.pid());
                 let environment = std::fs::read(&file).doing("read it")?;
                 let all = String::from_utf8_lossy(&environment).into_owned();

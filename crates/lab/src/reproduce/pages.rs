@@ -40,7 +40,7 @@ pub(super) fn request_repeatedly(
 ) -> Result<f64> {
     let (interrupt, seconds) = (bench.interrupt, page_seconds(bench.options));
     let mut started = Started::default();
-    started.processes.0.push(server);
+    started.processes.push(server);
     let to = std::net::SocketAddr::new(ends.target, PORT);
     let connect = || TcpStream::connect_timeout(&to, Duration::from_millis(200));
     wait_for("the web server", SERVER_PATIENCE, interrupt, || {

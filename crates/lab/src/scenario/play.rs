@@ -438,7 +438,7 @@ fn expected_argument(scenario: &Scenario, expected: f64) -> Option<f64> {
 fn whereabouts(site: &Site<'_>) -> String {
     let mut text = String::from("kept until Ctrl-C");
     let hosts = [&site.hosts.a, &site.hosts.b];
-    for process in &site.started.processes.0 {
+    for process in &site.started.processes {
         let mut all = hosts.into_iter().chain(&site.hosts.middle);
         let Some(host) = all.find(|host| host.name == process.host()) else {
             continue;

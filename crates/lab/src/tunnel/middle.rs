@@ -110,7 +110,7 @@ pub(crate) fn start_naive(ends: [(&Host, &str); 2], dir: &Path) -> Result<Starte
         let mut command = program::lab_command()?;
         command.arg("naive").args(words.split(' '));
         let process = Process::start(host, "naive", command, dir)?;
-        started.processes.0.push(process);
+        started.processes.push(process);
     }
     Ok(started)
 }

@@ -31,7 +31,7 @@ use seikan_ui::Interrupt;
 use crate::cleanup::private_directory;
 use crate::error::{Doing, LabError, Result, setup};
 use crate::load::wait_reachable;
-use crate::process::{Process, Processes};
+use crate::process::Process;
 use crate::program;
 use crate::site::{Host, Hosts, Link, LinkKind};
 
@@ -147,9 +147,27 @@ impl fmt::Debug for dyn Tunnel {
 #[derive(Debug, Default)]
 pub struct Started {
     /// Programs of the tunnel.
-    pub processes: Processes,
+    pub processes: Vec<Process>,
     /// Directory of a virtual switch's sockets, for changes of its settings while it runs.
     pub orders: Option<PathBuf>,
+}
+
+impl From<Vec<Process>> for Started {
+    fn from(processes: Vec<Process>) -> Self {
+        Self {
+            processes,
+            orders: None,
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Both ends of a tunnel notify each other when they end, so ask all before waiting for any.
+        for process in &mut self.processes {
+            process.terminate();
+        }
+    }
 }
 
 impl Started {
@@ -158,12 +176,12 @@ impl Started {
     /// # Errors
     /// [`LabError::ChildExited`].
     pub fn check_alive(&mut self) -> Result<()> {
-        self.processes.check_alive()
+        self.processes.iter_mut().try_for_each(Process::check_alive)
     }
 
     /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
     pub fn peak_rss(&self) -> Option<u64> {
-        let all = self.processes.0.iter();
+        let all = self.processes.iter();
         all.filter_map(Process::peak_rss).max()
     }
 
@@ -178,7 +196,7 @@ impl Started {
         let LabError::Timeout { .. } = error else {
             return error;
         };
-        let all = self.processes.0.iter();
+        let all = self.processes.iter();
         let words: Vec<String> = all.map(Process::last_words).collect();
         setup(format!(
             "{error}; the end of the programs' logs:\n{}",
@@ -300,7 +318,7 @@ pub(crate) fn start_ends(
             peer,
             dir,
         };
-        started.processes.0.push(start(&end)?);
+        started.processes.push(start(&end)?);
     }
     Ok(started)
 }

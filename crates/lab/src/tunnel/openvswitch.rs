@@ -96,7 +96,7 @@ pub(crate) fn start_in(
             process.check_alive()?;
             Ok(socket.exists().then_some(()))
         });
-        started.processes.0.push(process);
+        started.processes.push(process);
         come
     };
     let remote = format!("--remote=punix:{}", at(&database));

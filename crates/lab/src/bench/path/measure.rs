@@ -222,7 +222,7 @@ impl Site<'_> {
         let Plan {
             seconds, interrupt, ..
         } = self.plan;
-        let pids: Vec<u32> = started.processes.0.iter().map(|p| p.pid()).collect();
+        let pids: Vec<u32> = started.processes.iter().map(|p| p.pid()).collect();
         std::thread::scope(|scope| {
             let load = scope.spawn(load);
             let watched = interrupt.sleep(WARMUP).map_err(LabError::from);

@@ -105,7 +105,7 @@ impl<'a> Site<'a> {
 
     /// The tunnel's programs in `host`.
     pub(super) fn pids(&self, host: &Host) -> Vec<u32> {
-        let all = self.started.processes.0.iter();
+        let all = self.started.processes.iter();
         all.filter(|process| process.host() == host.name)
             .map(Process::pid)
             .collect()
