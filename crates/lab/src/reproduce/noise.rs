@@ -5,41 +5,9 @@
 use super::figures::{Claim, Row, cell};
 use super::{Figures, List};
 
-/// Two ciphers to compare, of which the first should be faster.
-#[derive(Clone, Copy)]
-pub(super) struct Pair {
-    more: &'static str,
-    less: &'static str,
-    mtus: &'static [u32],
-    /// Published ratio of the speeds, at every MTU.
-    published: Option<f64>,
-}
-
-impl Pair {
-    /// Creates a pair for these MTUs. The published factor follows from the figures of both
-    /// columns.
-    pub(super) const fn new(more: &'static str, less: &'static str, mtus: &'static [u32]) -> Self {
-        Self {
-            more,
-            less,
-            mtus,
-            published: None,
-        }
-    }
-
-    /// Creates a pair with one published factor for all MTUs.
-    pub(super) const fn published(
-        more: &'static str,
-        less: &'static str,
-        mtus: &'static [u32],
-        factor: f64,
-    ) -> Self {
-        Self {
-            published: Some(factor),
-            ..Self::new(more, less, mtus)
-        }
-    }
-}
+/// Two ciphers, the MTUs at which they are compared, and one published factor for all of these; `None`:
+/// that of the columns.
+pub(super) type Pair = (&'static str, &'static str, &'static [u32], Option<f64>);
 
 /// Minimum number of rounds for a difference.
 const ENOUGH: usize = 5;
@@ -84,20 +52,20 @@ pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<L
             .filter(|row| !row.rounds.is_empty())
     };
     let mut lines = Vec::new();
-    for pair in pairs {
-        for mtu in pair.mtus {
-            let Some((more, less)) = row(pair.more, *mtu).zip(row(pair.less, *mtu)) else {
+    for (more_name, less_name, mtus, factor) in pairs {
+        for mtu in *mtus {
+            let Some((more, less)) = row(more_name, *mtu).zip(row(less_name, *mtu)) else {
                 continue;
             };
             let named = |row: &Row, name: &str| Row {
                 name: name.to_owned(),
                 ..row.clone()
             };
-            let figures = Figures::new("", "", [named(more, pair.more), named(less, pair.less)]);
-            let claim = figures.claim(pair.more, pair.less);
-            let published = pair.published.or(claim.published);
+            let figures = Figures::new("", "", [named(more, more_name), named(less, less_name)]);
+            let claim = figures.claim(more_name, less_name);
+            let published = factor.or(claim.published);
             let setting = format!("MTU {mtu}, {setting}");
-            let name = format!("{} / {}", pair.more, pair.less);
+            let name = format!("{more_name} / {less_name}");
             lines.push(Line::of(&name, claim, &setting, published));
         }
     }
@@ -143,9 +111,9 @@ mod tests {
     #[test]
     fn a_difference_stands_out_if_every_round_has_it() {
         const PAIRS: [Pair; 3] = [
-            Pair::new("fast", "slow", &[9_000, 48_000]),
-            Pair::new("slow", "fast", &[9_000]),
-            Pair::published("fast", "alike", &[9_000], 2.0),
+            ("fast", "slow", &[9_000, 48_000], None),
+            ("slow", "fast", &[9_000], None),
+            ("fast", "alike", &[9_000], Some(2.0)),
         ];
         let columns = [
             column("fast", &[10.0, 12.0, 11.0, 10.0, 12.0], Some(30.0)),
@@ -169,7 +137,7 @@ mod tests {
 
     #[test]
     fn few_rounds_show_nothing() {
-        const PAIR: [Pair; 1] = [Pair::new("fast", "slow", &[9_000])];
+        const PAIR: [Pair; 1] = [("fast", "slow", &[9_000], None)];
         let columns = [
             column("fast", &[9.0; 4], None),
             column("slow", &[1.0; 4], None),
