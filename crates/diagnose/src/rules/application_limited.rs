@@ -19,19 +19,13 @@ const FULL: f64 = 0.5;
 /// Share of the time with data in flight below which connections are idle.
 const IDLE: f64 = 0.3;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::ApplicationLimited,
-    sentence: "The application sends no more than this; the tunnel could carry more.",
-    step: Some(PathStep::Applications),
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_APP_LIMITED],
-        Per::Value,
-        0.5,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::ApplicationLimited,
+    PathStep::Applications,
+    "The application sends no more than this; the tunnel could carry more.",
+    evaluate,
+)
+.counted(Source::Flows, &[metric::TCP_APP_LIMITED], Per::Value, 0.5);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     if !evidence.sends_tcp() {

@@ -19,20 +19,14 @@ const CONSEQUENCE: f64 = 0.5;
 const GOOD_LENGTH: f64 = 4000.0;
 const SYSCTL: &str = "net.core.netdev_max_backlog";
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::BacklogFull,
-    sentence: "The kernel's queue of received packets is full and drops packets.",
-    step: Some(PathStep::Host),
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Cpus,
-        &[metric::SOFTNET_DROPPED],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::BacklogFull,
+    PathStep::Host,
+    "The kernel's queue of received packets is full and drops packets.",
+    evaluate,
+)
+.drops_packets()
+.counted(Source::Cpus, &[metric::SOFTNET_DROPPED], Per::Packet, FEW);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let machine = evidence

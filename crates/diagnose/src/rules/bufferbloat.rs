@@ -24,20 +24,19 @@ const GOOD_MS: f64 = 20.0;
 /// Shortest recommended queue, packets: shorter ones drop packets of every burst.
 const LEAST_LENGTH: f64 = 100.0;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::Bufferbloat,
-    sentence: "A long queue has built up in front of a bottleneck, and every packet waits in it.",
-    step: Some(PathStep::OuterLink),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Qdiscs,
-        &[metric::QDISC_BACKLOG_BYTES],
-        Per::Value,
-        60_000.0,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::Bufferbloat,
+    PathStep::OuterLink,
+    "A long queue has built up in front of a bottleneck, and every packet waits in it.",
+    evaluate,
+)
+.inferred()
+.counted(
+    Source::Qdiscs,
+    &[metric::QDISC_BACKLOG_BYTES],
+    Per::Value,
+    60_000.0,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (idle, loaded, source) = round_trips(evidence).ok_or("no round-trip time: no probe was answered, and this host has no TCP connection through the tunnel")?;

@@ -8,20 +8,19 @@ use crate::Stage;
 /// the main cost.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::CipherBound,
-    sentence: "The processor spends its time on encryption.",
-    step: Some(PathStep::Program),
-    effects: effects::WORK,
-    signature: Some(Signature::new(
-        Source::Threads,
-        &[metric::THREAD_USER_NS],
-        Per::Second,
-        0.6e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::CipherBound,
+    PathStep::Program,
+    "The processor spends its time on encryption.",
+    evaluate,
+)
+.effects(effects::WORK)
+.counted(
+    Source::Threads,
+    &[metric::THREAD_USER_NS],
+    Per::Second,
+    0.6e9,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let busy = evidence

@@ -14,20 +14,19 @@ const DROPS: Ramp = Ramp::new(0.2, 5.0);
 const NEAR: f64 = 0.2;
 const SYSCTL: &str = "net.netfilter.nf_conntrack_max";
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::ConntrackFull,
-    sentence: "The table of tracked connections is full, and packets of new connections are dropped.",
-    step: Some(PathStep::Host),
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Host,
-        &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::ConntrackFull,
+    PathStep::Host,
+    "The table of tracked connections is full, and packets of new connections are dropped.",
+    evaluate,
+)
+.drops_packets()
+.counted(
+    Source::Host,
+    &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let column = |name| evidence.column(&Subject::Host, name);

@@ -14,20 +14,19 @@ const SECOND: f64 = 0.4;
 /// The kernel's name for checksums of sent packets, and the name for ethtool.
 const TX_CHECKSUM: &[&str] = &["tx-checksum-ip-generic", "tx-checksum-ipv4"];
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::CopyOrChecksumBound,
-    sentence: "The processor spends its time on copying packets or computing checksums.",
-    step: Some(PathStep::Program),
-    effects: effects::WORK,
-    signature: Some(Signature::new(
-        Source::Threads,
-        &[metric::THREAD_SYSTEM_NS],
-        Per::Second,
-        0.6e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::CopyOrChecksumBound,
+    PathStep::Program,
+    "The processor spends its time on copying packets or computing checksums.",
+    evaluate,
+)
+.effects(effects::WORK)
+.counted(
+    Source::Threads,
+    &[metric::THREAD_SYSTEM_NS],
+    Per::Second,
+    0.6e9,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let busy = evidence

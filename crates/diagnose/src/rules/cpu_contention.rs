@@ -21,26 +21,20 @@ const DEMAND: Ramp = Ramp::new(0.2, 0.5);
 /// `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::CpuContention,
-    sentence: "The tunnel's program has to wait for a processor that other programs use.",
-    step: Some(PathStep::Program),
-    effects: &[
-        Cause::SingleThreadSaturated,
-        Cause::TunQueueOverflow,
-        Cause::UdpReceiveBuffer,
-        Cause::Bufferbloat,
-        Cause::BacklogFull,
-    ],
-    signature: Some(Signature::new(
-        Source::Threads,
-        &[metric::RUN_DELAY_NS],
-        Per::Second,
-        0.1e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::CpuContention,
+    PathStep::Program,
+    "The tunnel's program has to wait for a processor that other programs use.",
+    evaluate,
+)
+.effects(&[
+    Cause::SingleThreadSaturated,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+    Cause::BacklogFull,
+])
+.counted(Source::Threads, &[metric::RUN_DELAY_NS], Per::Second, 0.1e9);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;

@@ -12,26 +12,26 @@ const PERIODS: Ramp = Ramp::new(0.05, 0.5);
 /// Throttled share of the demand: from a tenth on, throughput falls by as much.
 const LOST: Ramp = Ramp::new(0.02, 0.1);
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::CpuQuota,
-    sentence: "The control group of the tunnel's program stops it repeatedly, because its processor time is used up.",
-    step: Some(PathStep::Program),
-    effects: &[
-        Cause::SingleThreadSaturated,
-        Cause::CpuContention,
-        Cause::TunQueueOverflow,
-        Cause::UdpReceiveBuffer,
-        Cause::Bufferbloat,
-    ],
-    signature: Some(Signature::new(
-        Source::Group,
-        &[metric::GROUP_THROTTLED_US],
-        Per::Second,
-        0.01e6,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::CpuQuota,
+    PathStep::Program,
+    "The control group of the tunnel's program stops it repeatedly, because its processor time \
+     is used up.",
+    evaluate,
+)
+.effects(&[
+    Cause::SingleThreadSaturated,
+    Cause::CpuContention,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+])
+.counted(
+    Source::Group,
+    &[metric::GROUP_THROTTLED_US],
+    Per::Second,
+    0.01e6,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;

@@ -14,27 +14,21 @@ const WORK: &[&str] = &[
     metric::STEAL_NS,
 ];
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::CpuSteal,
-    sentence: "The host of this virtual machine gives the processor to other guests.",
-    step: Some(PathStep::Host),
-    effects: &[
-        Cause::SingleThreadSaturated,
-        Cause::CpuContention,
-        Cause::TunQueueOverflow,
-        Cause::UdpReceiveBuffer,
-        Cause::Bufferbloat,
-        Cause::BacklogFull,
-    ],
-    signature: Some(Signature::new(
-        Source::Cpus,
-        &[metric::STEAL_NS],
-        Per::Second,
-        0.05e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::CpuSteal,
+    PathStep::Host,
+    "The host of this virtual machine gives the processor to other guests.",
+    evaluate,
+)
+.effects(&[
+    Cause::SingleThreadSaturated,
+    Cause::CpuContention,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+    Cause::BacklogFull,
+])
+.counted(Source::Cpus, &[metric::STEAL_NS], Per::Second, 0.05e9);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let allowed = evidence.map.program.as_ref().map(|program| &program.cpus);

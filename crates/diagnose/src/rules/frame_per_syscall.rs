@@ -24,20 +24,19 @@ const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 /// Weight if that share is not known.
 const KERNEL_UNKNOWN: f64 = 0.6;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::FramePerSyscall,
-    sentence: "The tunnel's program moves one packet per system call and spends its time on the calls.",
-    step: Some(PathStep::Program),
-    effects: effects::WORK,
-    signature: Some(Signature::new(
-        Source::Program,
-        &[metric::IO_READS, metric::IO_WRITES],
-        Per::Packet,
-        1.0,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::FramePerSyscall,
+    PathStep::Program,
+    "The tunnel's program moves one packet per system call and spends its time on the calls.",
+    evaluate,
+)
+.effects(effects::WORK)
+.counted(
+    Source::Program,
+    &[metric::IO_READS, metric::IO_WRITES],
+    Per::Packet,
+    1.0,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (program, link) = evidence

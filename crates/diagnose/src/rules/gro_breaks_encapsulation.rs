@@ -27,21 +27,20 @@ const FRAME: f64 = 22.0;
 /// Weight if the program reads no raw socket.
 const NOT_RAW: f64 = 0.5;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::GroBreaksEncapsulation,
-    sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the \
-               merged ones, which are then fragmented or lost.",
-    step: Some(PathStep::OuterLink),
-    effects: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
-    signature: Some(Signature::new(
-        Source::Host,
-        &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::GroBreaksEncapsulation,
+    PathStep::OuterLink,
+    "The kernel merges received packets, and a program that expects single packets \
+     encapsulates the merged ones, which are then fragmented or lost.",
+    evaluate,
+)
+.effects(&[Cause::OuterFragmentation, Cause::MtuBlackHole])
+.counted(
+    Source::Host,
+    &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();

@@ -21,27 +21,27 @@ const PART: f64 = 0.1;
 /// Share of the program's processor time in wake-ups, locks and the scheduler, if it was sampled.
 const SCHEDULE: Ramp = Ramp::new(0.08, 0.25);
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::HandoffOverhead,
-    sentence: "The tunnel's program passes every packet from thread to thread, and the wake-ups cost more than the work.",
-    step: Some(PathStep::Program),
-    // A program that passes packets one at a time also reads them one at a time.
-    effects: &[
-        Cause::FramePerSyscall,
-        Cause::SingleThreadSaturated,
-        Cause::TunQueueOverflow,
-        Cause::UdpReceiveBuffer,
-        Cause::Bufferbloat,
-    ],
-    signature: Some(Signature::new(
-        Source::Threads,
-        &[metric::VOLUNTARY_SWITCHES],
-        Per::Packet,
-        0.5,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::HandoffOverhead,
+    PathStep::Program,
+    "The tunnel's program passes every packet from thread to thread, and the wake-ups cost \
+     more than the work.",
+    evaluate,
+)
+// A program that passes packets one at a time also reads them one at a time.
+.effects(&[
+    Cause::FramePerSyscall,
+    Cause::SingleThreadSaturated,
+    Cause::TunQueueOverflow,
+    Cause::UdpReceiveBuffer,
+    Cause::Bufferbloat,
+])
+.counted(
+    Source::Threads,
+    &[metric::VOLUNTARY_SWITCHES],
+    Per::Packet,
+    0.5,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;

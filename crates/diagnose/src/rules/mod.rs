@@ -6,7 +6,7 @@
 //! does not depend on other rules. Thresholds are named at the top of the file, with the reason for
 //! their values.
 
-use crate::signature::Signature;
+use crate::signature::{Per, Signature, Source};
 use crate::{Cause, Evidence, Judgement, PathStep, Severity};
 
 mod application_limited;
@@ -78,18 +78,68 @@ pub struct Spec {
     pub rule: Option<fn(&Evidence) -> Judgement>,
 }
 
-/// Defaults of a fault.
-const FAULT: Spec = Spec {
-    cause: Cause::Unknown,
-    severity: Severity::Fault,
-    sentence: "",
-    step: None,
-    effects: &[],
-    is_inferred: false,
-    drops_packets: false,
-    signature: None,
-    rule: None,
-};
+impl Spec {
+    /// Returns a verdict that is not a fault.
+    const fn verdict(cause: Cause, severity: Severity, sentence: &'static str) -> Self {
+        Spec {
+            cause,
+            severity,
+            sentence,
+            step: None,
+            effects: &[],
+            is_inferred: false,
+            drops_packets: false,
+            signature: None,
+            rule: None,
+        }
+    }
+
+    /// Returns a fault that a rule finds.
+    const fn fault(
+        cause: Cause,
+        step: PathStep,
+        sentence: &'static str,
+        rule: fn(&Evidence) -> Judgement,
+    ) -> Self {
+        Spec {
+            step: Some(step),
+            rule: Some(rule),
+            ..Self::verdict(cause, Severity::Fault, sentence)
+        }
+    }
+
+    const fn effects(self, effects: &'static [Cause]) -> Self {
+        Spec { effects, ..self }
+    }
+
+    const fn inferred(self) -> Self {
+        Spec {
+            is_inferred: true,
+            ..self
+        }
+    }
+
+    const fn drops_packets(self) -> Self {
+        Spec {
+            drops_packets: true,
+            ..self
+        }
+    }
+
+    /// Sets the counter that shows the cause.
+    const fn counted(
+        self,
+        source: Source,
+        names: &'static [&'static str],
+        per: Per,
+        normal: f64,
+    ) -> Self {
+        Spec {
+            signature: Some(Signature::new(source, names, per, normal)),
+            ..self
+        }
+    }
+}
 
 /// The specification of each cause, in the order of [`Cause::ALL`].
 pub static ALL: &[Spec] = &[
@@ -127,24 +177,21 @@ pub static ALL: &[Spec] = &[
     conntrack_full::SPEC,
     virtual_switch_upcalls::SPEC,
     vhost_starved::SPEC,
-    Spec {
-        cause: Cause::Healthy,
-        severity: Severity::Healthy,
-        sentence: "Nothing is wrong: the tunnel carries the offered traffic.",
-        ..FAULT
-    },
-    Spec {
-        cause: Cause::Idle,
-        severity: Severity::Notice,
-        sentence: "The tunnel carries next to no traffic, so its speed cannot be diagnosed: run it under load.",
-        ..FAULT
-    },
-    Spec {
-        cause: Cause::Unknown,
-        severity: Severity::Warning,
-        sentence: "The tunnel is slow, and no known cause shows.",
-        ..FAULT
-    },
+    Spec::verdict(
+        Cause::Healthy,
+        Severity::Healthy,
+        "Nothing is wrong: the tunnel carries the offered traffic.",
+    ),
+    Spec::verdict(
+        Cause::Idle,
+        Severity::Notice,
+        "The tunnel carries next to no traffic, so its speed cannot be diagnosed: run it under load.",
+    ),
+    Spec::verdict(
+        Cause::Unknown,
+        Severity::Warning,
+        "The tunnel is slow, and no known cause shows.",
+    ),
 ];
 
 impl Cause {

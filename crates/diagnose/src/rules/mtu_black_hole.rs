@@ -17,20 +17,14 @@ const UNPROBED: f64 = 0.6;
 /// Weight of these symptoms if nothing is received.
 const SILENT: f64 = 0.35;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::MtuBlackHole,
-    sentence: "The path drops large packets without an error message; small ones arrive.",
-    step: Some(PathStep::Network),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_TIMEOUTS],
-        Per::Second,
-        0.1,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::MtuBlackHole,
+    PathStep::Network,
+    "The path drops large packets without an error message; small ones arrive.",
+    evaluate,
+)
+.inferred()
+.counted(Source::Flows, &[metric::TCP_TIMEOUTS], Per::Second, 0.1);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     match evidence.probes.mtu {

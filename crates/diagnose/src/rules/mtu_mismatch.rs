@@ -23,25 +23,24 @@ const SWALLOWED: f64 = 0.85;
 /// See [`SWALLOWED`].
 const MACHINE: f64 = 0.49;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::MtuMismatch,
-    sentence: "The two ends of the tunnel have different MTUs, and long packets are lost.",
-    step: Some(PathStep::InnerLink),
-    effects: &[Cause::MtuBlackHole],
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Inner,
-        &[
-            metric::RX_LENGTH_ERRORS,
-            metric::RX_ERRORS,
-            metric::TX_ERRORS,
-        ],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::MtuMismatch,
+    PathStep::InnerLink,
+    "The two ends of the tunnel have different MTUs, and long packets are lost.",
+    evaluate,
+)
+.effects(&[Cause::MtuBlackHole])
+.drops_packets()
+.counted(
+    Source::Inner,
+    &[
+        metric::RX_LENGTH_ERRORS,
+        metric::RX_ERRORS,
+        metric::TX_ERRORS,
+    ],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let host = |name| evidence.host(name).unwrap_or(0.0);

@@ -16,20 +16,19 @@ const CONSEQUENCE: f64 = 0.25;
 const SYSCTL: &str = "net.core.netdev_budget";
 const SYSCTL_US: &str = "net.core.netdev_budget_usecs";
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::NapiBudget,
-    sentence: "The kernel repeatedly stops handling received packets before it has finished.",
-    step: Some(PathStep::Host),
-    effects: &[Cause::BacklogFull],
-    signature: Some(Signature::new(
-        Source::Cpus,
-        &[metric::SOFTNET_TIME_SQUEEZE],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::NapiBudget,
+    PathStep::Host,
+    "The kernel repeatedly stops handling received packets before it has finished.",
+    evaluate,
+)
+.effects(&[Cause::BacklogFull])
+.counted(
+    Source::Cpus,
+    &[metric::SOFTNET_TIME_SQUEEZE],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (squeezed, processed) = evidence

@@ -31,27 +31,26 @@ const MACHINE: f64 = 0.49;
 /// Reasons of the kernel for drops of damaged packets.
 const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::OffloadBroken,
-    sentence: "A network card or driver damages or loses packets that it has to segment or checksum.",
-    step: Some(PathStep::OuterLink),
-    // Damaged packets are retransmitted.
-    effects: &[Cause::PathLoss],
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Host,
-        &[
-            "Tcp.InCsumErrors",
-            "Udp.InCsumErrors",
-            "Udp6.InCsumErrors",
-            "Icmp.InCsumErrors",
-        ],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::OffloadBroken,
+    PathStep::OuterLink,
+    "A network card or driver damages or loses packets that it has to segment or checksum.",
+    evaluate,
+)
+// Damaged packets are retransmitted.
+.effects(&[Cause::PathLoss])
+.drops_packets()
+.counted(
+    Source::Host,
+    &[
+        "Tcp.InCsumErrors",
+        "Udp.InCsumErrors",
+        "Udp6.InCsumErrors",
+        "Icmp.InCsumErrors",
+    ],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (damaged, all) = evidence

@@ -41,20 +41,19 @@ enum Direction {
     Out,
 }
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::OffloadMissing,
-    sentence: "Packets pass the kernel one by one, because offloads that merge or segment them are off.",
-    step: Some(PathStep::OuterLink),
-    effects: effects::PACKETS,
-    signature: Some(Signature::new(
-        Source::Cpus,
-        &[metric::SOFTNET_PROCESSED],
-        Per::Byte,
-        4.0 / FULL_PACKET,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::OffloadMissing,
+    PathStep::OuterLink,
+    "Packets pass the kernel one by one, because offloads that merge or segment them are off.",
+    evaluate,
+)
+.effects(effects::PACKETS)
+.counted(
+    Source::Cpus,
+    &[metric::SOFTNET_PROCESSED],
+    Per::Byte,
+    4.0 / FULL_PACKET,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence

@@ -7,19 +7,19 @@ use std::collections::BTreeSet;
 use super::prelude::*;
 use super::receive::{is_spread, one_core};
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::OuterFlowCannotSpread,
-    sentence: "All packets of the tunnel are one flow for the kernel, so one processor has to receive them all.",
-    step: Some(PathStep::OuterLink),
-    effects: &[
-        Cause::BacklogFull,
-        Cause::NapiBudget,
-        Cause::CpuContention,
-        Cause::UdpReceiveBuffer,
-    ],
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::OuterFlowCannotSpread,
+    PathStep::OuterLink,
+    "All packets of the tunnel are one flow for the kernel, so one processor has to receive \
+     them all.",
+    evaluate,
+)
+.effects(&[
+    Cause::BacklogFull,
+    Cause::NapiBudget,
+    Cause::CpuContention,
+    Cause::UdpReceiveBuffer,
+]);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let link = evidence

@@ -16,31 +16,30 @@ const OVERHEAD: u32 = 100;
 /// Smallest MTU of an IPv6 path (RFC 8200 section 5), bytes.
 const LEAST: u32 = 1280;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::OuterFragmentation,
-    sentence: "The tunnel's packets are larger than the path allows and are fragmented.",
-    step: Some(PathStep::OuterLink),
-    // A lost fragment loses the whole packet. Each fragment costs as much work as a packet, most of
-    // it within the program's calls.
-    effects: &[
-        Cause::PathLoss,
-        Cause::FramePerSyscall,
-        Cause::SingleThreadSaturated,
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::OuterFragmentation,
+    PathStep::OuterLink,
+    "The tunnel's packets are larger than the path allows and are fragmented.",
+    evaluate,
+)
+// A lost fragment loses the whole packet. Each fragment costs as much work as a packet, most of
+// it within the program's calls.
+.effects(&[
+    Cause::PathLoss,
+    Cause::FramePerSyscall,
+    Cause::SingleThreadSaturated,
+])
+.counted(
+    Source::Host,
+    &[
+        "Ip.FragCreates",
+        "Ip.ReasmReqds",
+        "Ip6.FragCreates",
+        "Ip6.ReasmReqds",
     ],
-    signature: Some(Signature::new(
-        Source::Host,
-        &[
-            "Ip.FragCreates",
-            "Ip.ReasmReqds",
-            "Ip6.FragCreates",
-            "Ip6.ReasmReqds",
-        ],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (created, arrived) = evidence

@@ -17,20 +17,19 @@ const MANY: f64 = 1_000.0;
 /// Largest overhead of a tunnel, bytes.
 const OVERHEAD: u32 = 100;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::PacketsTooSmall,
-    sentence: "The packets in the tunnel are so small that the work per packet is the limit.",
-    step: Some(PathStep::InnerLink),
-    effects: effects::PACKETS,
-    signature: Some(Signature::new(
-        Source::Inner,
-        &[metric::TX_PACKETS, metric::RX_PACKETS],
-        Per::Byte,
-        1.5 / FULL_PACKET,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::PacketsTooSmall,
+    PathStep::InnerLink,
+    "The packets in the tunnel are so small that the work per packet is the limit.",
+    evaluate,
+)
+.effects(effects::PACKETS)
+.counted(
+    Source::Inner,
+    &[metric::TX_PACKETS, metric::RX_PACKETS],
+    Per::Byte,
+    1.5 / FULL_PACKET,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let mean = evidence

@@ -26,20 +26,20 @@ const LIMITED: f64 = 0.5;
 /// Recommended window, bytes: 64 MiB are 5 Gbit/s over 100 ms.
 const LARGE_WINDOW: u64 = 67_108_864;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::PathDelay,
-    sentence: "The path has a long round-trip time, and the sender may have too little data in flight for it.",
-    step: Some(PathStep::Network),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_MIN_RTT_US],
-        Per::Value,
-        20_000.0,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::PathDelay,
+    PathStep::Network,
+    "The path has a long round-trip time, and the sender may have too little data in flight \
+     for it.",
+    evaluate,
+)
+.inferred()
+.counted(
+    Source::Flows,
+    &[metric::TCP_MIN_RTT_US],
+    Per::Value,
+    20_000.0,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let shortest = evidence

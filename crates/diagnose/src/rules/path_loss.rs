@@ -37,20 +37,14 @@ const MOST_BY_WORK: f64 = 0.8;
 /// Share of unnecessary retransmissions from which packets were late rather than lost.
 const NOTHING: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::PathLoss,
-    sentence: "Packets are lost on the path, outside of this host.",
-    step: Some(PathStep::Network),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_RETRANS],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::PathLoss,
+    PathStep::Network,
+    "Packets are lost on the path, outside of this host.",
+    evaluate,
+)
+.inferred()
+.counted(Source::Flows, &[metric::TCP_RETRANS], Per::Packet, FEW);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     // Loss of large packets only has a rule of its own.

@@ -3,8 +3,8 @@
 pub(super) use seikan_observe::metric;
 
 pub(super) use super::weigh::{Ramp, program, settled, weighted};
-pub(super) use super::{FAULT, Spec, effects};
-pub(super) use crate::signature::{FEW, FULL_PACKET, Per, Signature, Source};
+pub(super) use super::{Spec, effects};
+pub(super) use crate::signature::{FEW, FULL_PACKET, Per, Source};
 pub(super) use crate::{
     Action, Cause, Evidence, Fact, Finding, Judgement, Location, PathStep, Remedy,
 };

@@ -24,20 +24,14 @@ const MOSTLY: f64 = 0.5;
 /// maximum 300.
 const PATIENT: &str = "30";
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::Reordering,
-    sentence: "The path delivers packets out of order, which TCP takes for loss.",
-    step: Some(PathStep::Network),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_REORD_SEEN],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::Reordering,
+    PathStep::Network,
+    "The path delivers packets out of order, which TCP takes for loss.",
+    evaluate,
+)
+.inferred()
+.counted(Source::Flows, &[metric::TCP_REORD_SEEN], Per::Packet, FEW);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     if let Some(losses) = evidence.inner_losses() {

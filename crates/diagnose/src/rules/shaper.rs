@@ -10,25 +10,24 @@ const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
 /// Delayed packets per packet from which the limit matters.
 const OFTEN: f64 = 0.05;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::Shaper,
-    sentence: "A queueing discipline on this host limits the rate.",
-    step: Some(PathStep::OuterLink),
-    effects: &[
-        Cause::TunQueueOverflow,
-        Cause::Bufferbloat,
-        Cause::UdpSendBuffer,
-    ],
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Qdiscs,
-        &[metric::QDISC_OVERLIMITS],
-        Per::Packet,
-        0.01,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::Shaper,
+    PathStep::OuterLink,
+    "A queueing discipline on this host limits the rate.",
+    evaluate,
+)
+.effects(&[
+    Cause::TunQueueOverflow,
+    Cause::Bufferbloat,
+    Cause::UdpSendBuffer,
+])
+.drops_packets()
+.counted(
+    Source::Qdiscs,
+    &[metric::QDISC_OVERLIMITS],
+    Per::Packet,
+    0.01,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let links = evidence.map.links.iter();

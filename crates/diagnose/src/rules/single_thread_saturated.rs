@@ -15,20 +15,14 @@ const ALONE: f64 = 0.6;
 /// Ratio from which both share the work evenly.
 const SHARED: f64 = 0.9;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::SingleThreadSaturated,
-    sentence: "One thread of the tunnel's program uses a whole processor while other processors are idle.",
-    step: Some(PathStep::Program),
-    effects: effects::LATE,
-    signature: Some(Signature::new(
-        Source::Threads,
-        &[metric::RUN_NS],
-        Per::Second,
-        0.8e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::SingleThreadSaturated,
+    PathStep::Program,
+    "One thread of the tunnel's program uses a whole processor while other processors are idle.",
+    evaluate,
+)
+.effects(effects::LATE)
+.counted(Source::Threads, &[metric::RUN_NS], Per::Second, 0.8e9);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;

@@ -3,25 +3,19 @@
 use super::prelude::*;
 use super::receive::{is_spread, one_core};
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::SoftirqOneCore,
-    sentence: "One processor handles all received packets, and it has no time left.",
-    step: Some(PathStep::OuterLink),
-    effects: &[
-        Cause::BacklogFull,
-        Cause::NapiBudget,
-        Cause::CpuContention,
-        Cause::UdpReceiveBuffer,
-    ],
-    signature: Some(Signature::new(
-        Source::Cpus,
-        &[metric::SOFTIRQ_NS],
-        Per::Second,
-        0.5e9,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::SoftirqOneCore,
+    PathStep::OuterLink,
+    "One processor handles all received packets, and it has no time left.",
+    evaluate,
+)
+.effects(&[
+    Cause::BacklogFull,
+    Cause::NapiBudget,
+    Cause::CpuContention,
+    Cause::UdpReceiveBuffer,
+])
+.counted(Source::Cpus, &[metric::SOFTIRQ_NS], Per::Second, 0.5e9);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let link = evidence

@@ -27,20 +27,20 @@ const OFFERED: f64 = 0.5;
 /// Load from which a thread itself is the limit.
 const BUSY: f64 = 0.9;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::TcpOuterBuffer,
-    sentence: "The tunnel runs over a TCP connection whose buffers are too small for this round-trip time.",
-    step: Some(PathStep::Sockets),
-    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature::new(
-        Source::Outer,
-        &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
-        Per::Second,
-        0.1e6,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::TcpOuterBuffer,
+    PathStep::Sockets,
+    "The tunnel runs over a TCP connection whose buffers are too small for this round-trip \
+     time.",
+    evaluate,
+)
+.effects(&[Cause::TunQueueOverflow, Cause::Bufferbloat])
+.counted(
+    Source::Outer,
+    &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
+    Per::Second,
+    0.1e6,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let carried = |socket: &&SocketFacts| {

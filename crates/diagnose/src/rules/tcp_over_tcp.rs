@@ -19,20 +19,15 @@ const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::TcpOverTcp,
-    sentence: "The tunnel runs over TCP: the connections inside it retransmit the data that the tunnel itself retransmits late.",
-    step: Some(PathStep::Sockets),
-    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature::new(
-        Source::Outer,
-        &[metric::TCP_RETRANS],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::TcpOverTcp,
+    PathStep::Sockets,
+    "The tunnel runs over TCP: the connections inside it retransmit the data that the tunnel \
+     itself retransmits late.",
+    evaluate,
+)
+.effects(&[Cause::TunQueueOverflow, Cause::Bufferbloat])
+.counted(Source::Outer, &[metric::TCP_RETRANS], Per::Packet, FEW);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let connections = evidence.outer_connections().count();

@@ -25,20 +25,19 @@ const FILLED: f64 = 0.25;
 /// Largest receive buffer by default (net/ipv4/tcp.c), bytes.
 const NORMAL_MOST: u64 = 6_291_456;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::TcpReceiveWindow,
-    sentence: "The receiving program reads its data too slowly, or its receive window is too small.",
-    step: Some(PathStep::Applications),
-    is_inferred: true,
-    signature: Some(Signature::new(
-        Source::Flows,
-        &[metric::TCP_RWND_LIMITED_US],
-        Per::Second,
-        0.1e6,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::TcpReceiveWindow,
+    PathStep::Applications,
+    "The receiving program reads its data too slowly, or its receive window is too small.",
+    evaluate,
+)
+.inferred()
+.counted(
+    Source::Flows,
+    &[metric::TCP_RWND_LIMITED_US],
+    Per::Second,
+    0.1e6,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence.sends_tcp() {

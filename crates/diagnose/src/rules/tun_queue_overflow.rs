@@ -24,20 +24,15 @@ const USUAL: f64 = 500.0;
 /// Weight of an overflow that is the effect of a late reader.
 const CONSEQUENCE: f64 = 0.4;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::TunQueueOverflow,
-    sentence: "The queue of the tunnel's interface is too short: packets are dropped before the tunnel's program reads them.",
-    step: Some(PathStep::InnerLink),
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Inner,
-        &[metric::TX_DROPPED],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::TunQueueOverflow,
+    PathStep::InnerLink,
+    "The queue of the tunnel's interface is too short: packets are dropped before the tunnel's \
+     program reads them.",
+    evaluate,
+)
+.drops_packets()
+.counted(Source::Inner, &[metric::TX_DROPPED], Per::Packet, FEW);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let link = evidence

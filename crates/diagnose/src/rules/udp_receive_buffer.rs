@@ -17,20 +17,19 @@ const CONSEQUENCE: f64 = 0.4;
 /// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 4 << 20;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::UdpReceiveBuffer,
-    sentence: "The receive buffer of the tunnel's socket is full and drops packets.",
-    step: Some(PathStep::Sockets),
-    drops_packets: true,
-    signature: Some(Signature::new(
-        Source::Host,
-        &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::UdpReceiveBuffer,
+    PathStep::Sockets,
+    "The receive buffer of the tunnel's socket is full and drops packets.",
+    evaluate,
+)
+.drops_packets()
+.counted(
+    Source::Host,
+    &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();

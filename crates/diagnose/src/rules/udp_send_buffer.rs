@@ -23,20 +23,20 @@ const CONSEQUENCE: f64 = 0.4;
 /// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 1 << 20;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::UdpSendBuffer,
-    sentence: "The send buffer of the tunnel's socket is too small: the program waits for space or loses packets.",
-    step: Some(PathStep::Sockets),
-    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature::new(
-        Source::Host,
-        &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
-        Per::Packet,
-        FEW,
-    )),
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::UdpSendBuffer,
+    PathStep::Sockets,
+    "The send buffer of the tunnel's socket is too small: the program waits for space or loses \
+     packets.",
+    evaluate,
+)
+.effects(&[Cause::TunQueueOverflow, Cause::Bufferbloat])
+.counted(
+    Source::Host,
+    &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+    Per::Packet,
+    FEW,
+);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();

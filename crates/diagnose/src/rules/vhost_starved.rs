@@ -11,14 +11,13 @@ const DEMAND: Ramp = Ramp::new(0.15, 0.4);
 /// Recommended nice value.
 const NICE: i32 = -10;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::VhostStarved,
-    sentence: "The thread that moves a virtual machine's packets does not get a processor.",
-    step: Some(PathStep::Program),
-    effects: &[Cause::CpuContention, Cause::TunQueueOverflow],
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::VhostStarved,
+    PathStep::Program,
+    "The thread that moves a virtual machine's packets does not get a processor.",
+    evaluate,
+)
+.effects(&[Cause::CpuContention, Cause::TunQueueOverflow]);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {

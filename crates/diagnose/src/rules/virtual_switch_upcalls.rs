@@ -15,14 +15,13 @@ const BUSY: Ramp = Ramp::new(0.3, 0.9);
 /// Weight of busy threads without the counters of the datapath: they may have other work.
 const BUSY_ALONE: f64 = 0.6;
 
-pub(super) const SPEC: Spec = Spec {
-    cause: Cause::VirtualSwitchUpcalls,
-    sentence: "The virtual switch has no flow entries for the packets and uses its slow path for each.",
-    step: Some(PathStep::Program),
-    effects: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
-    rule: Some(evaluate),
-    ..FAULT
-};
+pub(super) const SPEC: Spec = Spec::fault(
+    Cause::VirtualSwitchUpcalls,
+    PathStep::Program,
+    "The virtual switch has no flow entries for the packets and uses its slow path for each.",
+    evaluate,
+)
+.effects(&[Cause::SingleThreadSaturated, Cause::TunQueueOverflow]);
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = evidence.map.program.as_ref();
