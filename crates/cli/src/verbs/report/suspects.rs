@@ -4,470 +4,526 @@ use std::collections::BTreeSet;
 
 use seikan_diagnose::{Cause, Evidence};
 use seikan_observe::path::{SocketFacts, Transport};
-use seikan_observe::{Column, Subject, metric};
+use seikan_observe::{Column, Kind, Subject, metric};
 
 use super::trace::{Trace, gauge, rate};
 
-/// Maximum number of interfaces, sockets and reasons to examine.
-const MAX_SUBJECTS: usize = 32;
+/// Maximum number of interfaces to examine.
+const MAX_LINKS: usize = 32;
 /// Number of drop reasons shown, the most frequent.
 const REASONS: usize = 4;
-/// Microseconds per second as per cent, and nanoseconds.
-const PER_CENT_OF_US: f64 = 1e-4;
-const PER_CENT_OF_NS: f64 = 1e-7;
 
-/// Returns all counters that changed, the most relevant for tunnels first.
-pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
-    let mut all = Collection {
-        evidence,
-        traces: Vec::new(),
-        is_work: false,
-    };
-    connections(&mut all);
-    interfaces(&mut all);
-    sockets(&mut all);
-    program(&mut all);
-    processors(&mut all);
-    host(&mut all);
-    waiting(&mut all);
-    all.traces
+/// Objects whose counters are added up. Each of the last four is an interface or its queue; the
+/// table with them is applied to one interface after the other.
+#[derive(Clone, Copy)]
+enum Of {
+    Host,
+    Cpus,
+    BusiestCpu,
+    Program,
+    Group,
+    Threads,
+    BusiestThread,
+    /// Connections through the tunnel.
+    Flows,
+    MainFlow,
+    Probes,
+    /// TCP connections that the tunnel itself runs over.
+    Outer,
+    OuterUdp,
+    Link,
+    /// The interface if it is the inner one.
+    Inner,
+    /// The interface if it is not the inner one.
+    Outside,
+    Queue,
 }
 
-struct Collection<'a> {
-    evidence: &'a Evidence,
-    traces: Vec<Trace>,
-    /// Whether the counters that are being added measure work.
-    is_work: bool,
-}
-
-impl Collection<'_> {
-    /// Adds a counter, summed over subjects.
-    fn count(
-        &mut self,
-        subjects: impl IntoIterator<Item = Subject>,
-        name: &str,
-        title: impl Into<String>,
-        (unit, scale): (&'static str, f64),
-        causes: &'static [Cause],
-    ) {
-        let points = rate(
-            self.evidence,
-            &columns(self.evidence, subjects, name),
-            scale,
-        );
-        self.push(title, unit, points, causes);
-    }
-
-    /// Adds a gauge, summed over subjects, if it changed.
-    fn level(
-        &mut self,
-        subjects: impl IntoIterator<Item = Subject>,
-        name: &str,
-        title: impl Into<String>,
-        (unit, scale): (&'static str, f64),
-        causes: &'static [Cause],
-    ) {
-        let points = gauge(
-            self.evidence,
-            &columns(self.evidence, subjects, name),
-            scale,
-        );
-        let first = points.first().map(|(_, value)| *value);
-        if points.iter().any(|(_, value)| Some(*value) != first) {
-            self.push(title, unit, points, causes);
-        }
-    }
-
-    /// Adds a quantity unless it is always 0.
-    fn push(
-        &mut self,
-        title: impl Into<String>,
-        unit: &'static str,
-        points: Vec<(f64, f64)>,
-        causes: &'static [Cause],
-    ) {
-        if points.iter().any(|(_, value)| *value > 0.0) {
-            self.traces.push(Trace {
-                title: title.into(),
-                unit,
-                points,
-                causes,
-                is_work: self.is_work,
-            });
-        }
-    }
-}
+/// Names of counters or gauges, which are added up; the title, in which `{}` is the object's name;
+/// the unit and its scale; causes that the quantity indicates.
+type Row<'a> = (
+    Of,
+    &'a [&'a str],
+    &'a str,
+    (&'static str, f64),
+    &'static [Cause],
+);
 
 const EACH: (&str, f64) = ("per second", 1.0);
 const KILOBYTES: (&str, f64) = ("kB", 1e-3);
 const MILLISECONDS: (&str, f64) = ("ms", 1e-3);
-const SHARE_OF_US: (&str, f64) = ("% of the time", PER_CENT_OF_US);
+const SHARE_OF_US: (&str, f64) = ("% of the time", 1e-4);
 /// Unit and scale of a sum over several objects, each of which may reach 100 %.
-const SUM_OF_SHARES: (&str, f64) = ("% of the time, summed", PER_CENT_OF_US);
-const SHARE_OF_NS: (&str, f64) = ("% of a processor", PER_CENT_OF_NS);
+const SUM_OF_SHARES: (&str, f64) = ("% of the time, summed", 1e-4);
+const SHARE_OF_NS: (&str, f64) = ("% of a processor", 1e-7);
 
-/// Returns the columns of a value of several subjects.
-fn columns<'a>(
-    evidence: &'a Evidence,
-    subjects: impl IntoIterator<Item = Subject>,
-    name: &str,
-) -> Vec<&'a Column> {
-    let subjects = subjects.into_iter();
-    subjects
-        .filter_map(|subject| evidence.column(&subject, name))
-        .collect()
-}
+/// Counters of work, which correlate with throughput in any case.
+const WORK: [&str; 4] = [
+    metric::SOFTIRQ_NS,
+    metric::RUN_NS,
+    metric::IO_READS,
+    metric::VOLUNTARY_SWITCHES,
+];
 
-fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
-    let of = sockets
-        .iter()
-        .filter(|socket| socket.transport == Transport::Tcp);
-    // A set, because an untrusted file may list a socket twice.
-    let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
-    inodes.into_iter().map(Subject::Tcp).collect()
-}
-
-fn udp(sockets: &[SocketFacts]) -> impl Iterator<Item = Subject> {
-    let of = sockets
-        .iter()
-        .filter(|socket| socket.transport == Transport::Udp);
-    let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
-    inodes.into_iter().map(Subject::Udp)
-}
-
-fn connections(all: &mut Collection<'_>) {
+const CONNECTIONS: [Row; 9] = {
     use Cause::*;
-    let map = &all.evidence.map;
-    let flows = tcp(&map.flows);
-    let title = "segments retransmitted by connections through the tunnel";
-    let causes = &[PathLoss, MtuBlackHole, Reordering, TcpOverTcp];
-    all.count(flows.clone(), metric::TCP_RETRANS, title, EACH, causes);
-    let main = all.evidence.main_flow();
-    let main: Vec<_> = main
-        .map(|flow| Subject::Tcp(flow.inode))
-        .into_iter()
-        .collect();
-    let title = "round trip of the main connection";
-    let causes = &[Bufferbloat, PathDelay, TcpOuterBuffer];
-    all.level(main, metric::TCP_RTT_US, title, MILLISECONDS, causes);
-    let title = "round trip of probes through the tunnel";
-    let causes = &[Bufferbloat, PathDelay];
-    let name = metric::PROBE_INNER_RTT_US;
-    all.level([Subject::Probe], name, title, MILLISECONDS, causes);
-    let title = "timeouts of connections through the tunnel";
-    let causes = &[MtuBlackHole, TcpOverTcp];
-    all.count(flows.clone(), metric::TCP_TIMEOUTS, title, EACH, causes);
-    let title = "reordering seen by connections through the tunnel";
-    all.count(
-        flows.clone(),
-        metric::TCP_REORD_SEEN,
-        title,
-        EACH,
-        &[Reordering],
-    );
-    let title = "duplicates reported by the far end";
-    let causes = &[Reordering, TcpOverTcp];
-    all.count(flows.clone(), metric::TCP_DSACK_DUPS, title, EACH, causes);
-    let title = "connections limited by the receiver's window";
-    let causes = &[TcpReceiveWindow];
-    all.count(
-        flows.clone(),
-        metric::TCP_RWND_LIMITED_US,
-        title,
-        SUM_OF_SHARES,
-        causes,
-    );
-    let title = "connections limited by their send buffer";
-    all.count(
-        flows,
-        metric::TCP_SNDBUF_LIMITED_US,
-        title,
-        SUM_OF_SHARES,
-        &[],
-    );
-    let title = "segments received out of order";
-    let causes = &[Reordering, PathLoss];
-    all.count([Subject::Host], "TcpExt.TCPOFOQueue", title, EACH, causes);
-}
-
-fn interfaces(all: &mut Collection<'_>) {
-    use Cause::*;
-    let map = &all.evidence.map;
-    for link in map.links.iter().take(MAX_SUBJECTS) {
-        let name = &link.name;
-        let is_inner = Some(name) == map.inner.as_ref();
-        let device = || [Subject::Link(name.clone())];
-        let queue = || [Subject::Qdisc(name.clone())];
-        let causes: &[Cause] = if is_inner {
-            &[TunQueueOverflow, VhostStarved]
-        } else {
-            &[OffloadBroken]
-        };
-        let title = format!("packets dropped while sending by {name}");
-        all.count(device(), metric::TX_DROPPED, title, EACH, causes);
-        let title = format!("packets dropped by the queueing discipline of {name}");
-        let causes = &[Shaper, Bufferbloat, TunQueueOverflow];
-        all.count(queue(), metric::QDISC_DROPS, title, EACH, causes);
-        let title = format!("backlog of the queue of {name}");
-        let causes = &[Bufferbloat, Shaper];
-        all.level(
-            queue(),
-            metric::QDISC_BACKLOG_BYTES,
-            title,
-            KILOBYTES,
-            causes,
-        );
-        let title = format!("packets delayed by the rate limit of {name}");
-        all.count(queue(), metric::QDISC_OVERLIMITS, title, EACH, &[Shaper]);
-        let title = format!("packets requeued by {name}");
-        all.count(queue(), metric::QDISC_REQUEUES, title, EACH, &[]);
-        for (metric, description, causes) in [
-            (metric::RX_DROPPED, "dropped while receiving by", &[][..]),
-            (
-                metric::RX_ERRORS,
-                "received in error by",
-                &[MtuMismatch, OffloadBroken],
-            ),
-            (
-                metric::RX_LENGTH_ERRORS,
-                "of invalid length received by",
-                &[MtuMismatch],
-            ),
-            (
-                metric::RX_FRAME_ERRORS,
-                "with frame errors received by",
-                &[MtuMismatch],
-            ),
-            (
-                metric::TX_ERRORS,
-                "failed to send by",
-                &[MtuMismatch, OffloadBroken],
-            ),
-        ] {
-            all.count(
-                device(),
-                metric,
-                format!("packets {description} {name}"),
-                EACH,
-                causes,
-            );
-        }
-    }
-}
-
-fn sockets(all: &mut Collection<'_>) {
-    use Cause::*;
-    let map = &all.evidence.map;
-    let outer = tcp(&map.sockets);
-    let title = "datagrams dropped at the tunnel's sockets";
-    let udp = udp(&map.sockets);
-    all.count(udp, metric::UDP_DROPS, title, EACH, &[UdpReceiveBuffer]);
-    let title = "segments retransmitted by the tunnel's own connection";
-    all.count(
-        outer.clone(),
-        metric::TCP_RETRANS,
-        title,
-        EACH,
-        &[TcpOverTcp],
-    );
-    let title = "the tunnel's own connection limited by its send buffer";
-    let causes = &[TcpOuterBuffer];
-    all.count(
-        outer.clone(),
-        metric::TCP_SNDBUF_LIMITED_US,
-        title,
-        SUM_OF_SHARES,
-        causes,
-    );
-    let title = "the tunnel's own connection limited by the far end's window";
-    all.count(
-        outer,
-        metric::TCP_RWND_LIMITED_US,
-        title,
-        SUM_OF_SHARES,
-        causes,
-    );
-}
-
-fn processors(all: &mut Collection<'_>) {
-    use Cause::*;
-    let cpus: BTreeSet<u32> = all.evidence.map.host.cpus.iter().copied().collect();
-    let every = || cpus.iter().copied().map(Subject::Cpu);
-    let title = "processor time stolen by the hypervisor";
-    all.count(every(), metric::STEAL_NS, title, SHARE_OF_NS, &[CpuSteal]);
-    let title = "packets dropped on the machine by a full backlog";
-    all.count(
-        every(),
-        metric::SOFTNET_DROPPED,
-        title,
-        EACH,
-        &[BacklogFull],
-    );
-    let title = "receive rounds ended by an exhausted budget";
-    all.count(
-        every(),
-        metric::SOFTNET_TIME_SQUEEZE,
-        title,
-        EACH,
-        &[NapiBudget],
-    );
-    let softirq = all.evidence.per_cpu(metric::SOFTIRQ_NS).into_iter();
-    let busiest = softirq.max_by(|a, b| a.1.total_cmp(&b.1));
-    all.is_work = true;
-    if let Some((cpu, _)) = busiest {
-        let title = format!("softirqs on processor {cpu}");
-        let causes = &[SoftirqOneCore, OuterFlowCannotSpread];
-        all.count(
-            [Subject::Cpu(cpu)],
-            metric::SOFTIRQ_NS,
-            title,
-            SHARE_OF_NS,
-            causes,
-        );
-    }
-    all.is_work = false;
-}
-
-fn program(all: &mut Collection<'_>) {
-    use Cause::*;
-    let Some(program) = &all.evidence.map.program else {
-        return;
-    };
-    let pid = program.pid;
-    let thread = move |tid: u32| Subject::Thread { pid, tid };
-    let threads: BTreeSet<u32> = program.threads.iter().map(|(tid, _)| *tid).collect();
-    let every = || threads.iter().map(|tid| thread(*tid));
-    let name = &program.name;
-    let title = format!("{name} waited for a processor");
-    let causes = &[CpuContention, VhostStarved];
-    all.count(every(), metric::RUN_DELAY_NS, title, SHARE_OF_NS, causes);
-    if let Some(group) = &program.group {
-        let title = format!("{name} throttled by its CPU quota");
-        let group = [Subject::Group(group.clone())];
-        all.count(
-            group,
-            metric::GROUP_THROTTLED_US,
-            title,
-            SHARE_OF_US,
-            &[CpuQuota],
-        );
-    }
-    all.is_work = true;
-    if let Some(busiest) = all.evidence.threads().first() {
-        let title = format!("processor time of {name}, thread {}", busiest.name);
-        let causes = &[
-            SingleThreadSaturated,
-            CipherBound,
-            CopyOrChecksumBound,
-            FramePerSyscall,
-            PacketsTooSmall,
-        ];
-        all.count(
-            [thread(busiest.tid)],
-            metric::RUN_NS,
-            title,
-            SHARE_OF_NS,
-            causes,
-        );
-    }
-    let title = format!("reads and writes of {name}");
-    let process = [Subject::Process(pid)];
-    let mut calls = columns(all.evidence, process.clone(), metric::IO_READS);
-    calls.extend(columns(all.evidence, process, metric::IO_WRITES));
-    let points = rate(all.evidence, &calls, 1.0);
-    all.push(title, EACH.0, points, &[FramePerSyscall, PacketsTooSmall]);
-    let title = format!("voluntary sleeps of {name}");
-    all.count(
-        every(),
-        metric::VOLUNTARY_SWITCHES,
-        title,
-        EACH,
-        &[HandoffOverhead],
-    );
-    all.is_work = false;
-}
-
-fn host(all: &mut Collection<'_>) {
-    use Cause::*;
-    const COUNTERS: [(&[&str], &str, &[Cause]); 7] = [
+    use Of::*;
+    use metric::*;
+    [
         (
-            &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
-            "datagrams dropped by full receive buffers",
-            &[UdpReceiveBuffer],
+            Flows,
+            &[TCP_RETRANS],
+            "segments retransmitted by connections through the tunnel",
+            EACH,
+            &[PathLoss, MtuBlackHole, Reordering, TcpOverTcp],
         ),
         (
-            &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
-            "datagrams not sent because of full send buffers",
-            &[UdpSendBuffer],
+            MainFlow,
+            &[TCP_RTT_US],
+            "round trip of the main connection",
+            MILLISECONDS,
+            &[Bufferbloat, PathDelay, TcpOuterBuffer],
         ),
         (
-            &["Ip.FragCreates", "Ip6.FragCreates"],
-            "fragments created",
-            &[OuterFragmentation, GroBreaksEncapsulation],
+            Probes,
+            &[PROBE_INNER_RTT_US],
+            "round trip of probes through the tunnel",
+            MILLISECONDS,
+            &[Bufferbloat, PathDelay],
         ),
         (
-            &["Ip.ReasmFails", "Ip6.ReasmFails"],
-            "packets that failed to reassemble",
-            &[OuterFragmentation],
+            Flows,
+            &[TCP_TIMEOUTS],
+            "timeouts of connections through the tunnel",
+            EACH,
+            &[MtuBlackHole, TcpOverTcp],
         ),
         (
-            &["Tcp.InCsumErrors", "Udp.InCsumErrors", "Udp6.InCsumErrors"],
-            "packets with a wrong checksum",
+            Flows,
+            &[TCP_REORD_SEEN],
+            "reordering seen by connections through the tunnel",
+            EACH,
+            &[Reordering],
+        ),
+        (
+            Flows,
+            &[TCP_DSACK_DUPS],
+            "duplicates reported by the far end",
+            EACH,
+            &[Reordering, TcpOverTcp],
+        ),
+        (
+            Flows,
+            &[TCP_RWND_LIMITED_US],
+            "connections limited by the receiver's window",
+            SUM_OF_SHARES,
+            &[TcpReceiveWindow],
+        ),
+        (
+            Flows,
+            &[TCP_SNDBUF_LIMITED_US],
+            "connections limited by their send buffer",
+            SUM_OF_SHARES,
+            &[],
+        ),
+        (
+            Host,
+            &["TcpExt.TCPOFOQueue"],
+            "segments received out of order",
+            EACH,
+            &[Reordering, PathLoss],
+        ),
+    ]
+};
+
+const INTERFACE: [Row; 11] = {
+    use Cause::*;
+    use Of::*;
+    use metric::*;
+    [
+        (
+            Inner,
+            &[TX_DROPPED],
+            "packets dropped while sending by {}",
+            EACH,
+            &[TunQueueOverflow, VhostStarved],
+        ),
+        (
+            Outside,
+            &[TX_DROPPED],
+            "packets dropped while sending by {}",
+            EACH,
             &[OffloadBroken],
         ),
         (
-            &[metric::CONNTRACK_INSERT_FAILED],
+            Queue,
+            &[QDISC_DROPS],
+            "packets dropped by the queueing discipline of {}",
+            EACH,
+            &[Shaper, Bufferbloat, TunQueueOverflow],
+        ),
+        (
+            Queue,
+            &[QDISC_BACKLOG_BYTES],
+            "backlog of the queue of {}",
+            KILOBYTES,
+            &[Bufferbloat, Shaper],
+        ),
+        (
+            Queue,
+            &[QDISC_OVERLIMITS],
+            "packets delayed by the rate limit of {}",
+            EACH,
+            &[Shaper],
+        ),
+        (
+            Queue,
+            &[QDISC_REQUEUES],
+            "packets requeued by {}",
+            EACH,
+            &[],
+        ),
+        (
+            Link,
+            &[RX_DROPPED],
+            "packets dropped while receiving by {}",
+            EACH,
+            &[],
+        ),
+        (
+            Link,
+            &[RX_ERRORS],
+            "packets received in error by {}",
+            EACH,
+            &[MtuMismatch, OffloadBroken],
+        ),
+        (
+            Link,
+            &[RX_LENGTH_ERRORS],
+            "packets of invalid length received by {}",
+            EACH,
+            &[MtuMismatch],
+        ),
+        (
+            Link,
+            &[RX_FRAME_ERRORS],
+            "packets with frame errors received by {}",
+            EACH,
+            &[MtuMismatch],
+        ),
+        (
+            Link,
+            &[TX_ERRORS],
+            "packets failed to send by {}",
+            EACH,
+            &[MtuMismatch, OffloadBroken],
+        ),
+    ]
+};
+
+/// Counters of the tunnel's sockets, of the program, and of the machine.
+const HOST: [Row; 22] = {
+    use Cause::*;
+    use Of::*;
+    use metric::*;
+    [
+        (
+            OuterUdp,
+            &[UDP_DROPS],
+            "datagrams dropped at the tunnel's sockets",
+            EACH,
+            &[UdpReceiveBuffer],
+        ),
+        (
+            Outer,
+            &[TCP_RETRANS],
+            "segments retransmitted by the tunnel's own connection",
+            EACH,
+            &[TcpOverTcp],
+        ),
+        (
+            Outer,
+            &[TCP_SNDBUF_LIMITED_US],
+            "the tunnel's own connection limited by its send buffer",
+            SUM_OF_SHARES,
+            &[TcpOuterBuffer],
+        ),
+        (
+            Outer,
+            &[TCP_RWND_LIMITED_US],
+            "the tunnel's own connection limited by the far end's window",
+            SUM_OF_SHARES,
+            &[TcpOuterBuffer],
+        ),
+        (
+            Threads,
+            &[RUN_DELAY_NS],
+            "{} waited for a processor",
+            SHARE_OF_NS,
+            &[CpuContention, VhostStarved],
+        ),
+        (
+            Group,
+            &[GROUP_THROTTLED_US],
+            "{} throttled by its CPU quota",
+            SHARE_OF_US,
+            &[CpuQuota],
+        ),
+        (
+            BusiestThread,
+            &[RUN_NS],
+            "processor time of {}",
+            SHARE_OF_NS,
+            &[
+                SingleThreadSaturated,
+                CipherBound,
+                CopyOrChecksumBound,
+                FramePerSyscall,
+                PacketsTooSmall,
+            ],
+        ),
+        (
+            Program,
+            &[IO_READS, IO_WRITES],
+            "reads and writes of {}",
+            EACH,
+            &[FramePerSyscall, PacketsTooSmall],
+        ),
+        (
+            Threads,
+            &[VOLUNTARY_SWITCHES],
+            "voluntary sleeps of {}",
+            EACH,
+            &[HandoffOverhead],
+        ),
+        (
+            Cpus,
+            &[STEAL_NS],
+            "processor time stolen by the hypervisor",
+            SHARE_OF_NS,
+            &[CpuSteal],
+        ),
+        (
+            Cpus,
+            &[SOFTNET_DROPPED],
+            "packets dropped on the machine by a full backlog",
+            EACH,
+            &[BacklogFull],
+        ),
+        (
+            Cpus,
+            &[SOFTNET_TIME_SQUEEZE],
+            "receive rounds ended by an exhausted budget",
+            EACH,
+            &[NapiBudget],
+        ),
+        (
+            BusiestCpu,
+            &[SOFTIRQ_NS],
+            "softirqs on processor {}",
+            SHARE_OF_NS,
+            &[SoftirqOneCore, OuterFlowCannotSpread],
+        ),
+        (
+            Host,
+            &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+            "datagrams dropped by full receive buffers",
+            EACH,
+            &[UdpReceiveBuffer],
+        ),
+        (
+            Host,
+            &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+            "datagrams not sent because of full send buffers",
+            EACH,
+            &[UdpSendBuffer],
+        ),
+        (
+            Host,
+            &["Ip.FragCreates", "Ip6.FragCreates"],
+            "fragments created",
+            EACH,
+            &[OuterFragmentation, GroBreaksEncapsulation],
+        ),
+        (
+            Host,
+            &["Ip.ReasmFails", "Ip6.ReasmFails"],
+            "packets that failed to reassemble",
+            EACH,
+            &[OuterFragmentation],
+        ),
+        (
+            Host,
+            &["Tcp.InCsumErrors", "Udp.InCsumErrors", "Udp6.InCsumErrors"],
+            "packets with a wrong checksum",
+            EACH,
+            &[OffloadBroken],
+        ),
+        (
+            Host,
+            &[CONNTRACK_INSERT_FAILED],
             "connections that could not be tracked",
+            EACH,
             &[ConntrackFull],
         ),
         (
-            &[metric::CONNTRACK_DROP],
+            Host,
+            &[CONNTRACK_DROP],
             "packets dropped because they could not be tracked",
+            EACH,
             &[ConntrackFull],
         ),
-    ];
-    let host = || [Subject::Host];
-    for (names, title, causes) in COUNTERS {
-        let names = names.iter();
-        let columns: Vec<_> = names
-            .flat_map(|name| columns(all.evidence, host(), name))
-            .collect();
-        let points = rate(all.evidence, &columns, 1.0);
-        all.push(title, EACH.0, points, causes);
-    }
-    let title = "tracked connections";
-    let name = metric::CONNTRACK_COUNT;
-    all.level(host(), name, title, ("connections", 1.0), &[ConntrackFull]);
-    let title = "time in which a task waited for a processor";
-    let name = metric::PRESSURE_CPU_US;
-    all.count(host(), name, title, SHARE_OF_US, &[CpuContention]);
-    reasons(all);
-}
+        (
+            Host,
+            &[CONNTRACK_COUNT],
+            "tracked connections",
+            ("connections", 1.0),
+            &[ConntrackFull],
+        ),
+        (
+            Host,
+            &[PRESSURE_CPU_US],
+            "time in which a task waited for a processor",
+            SHARE_OF_US,
+            &[CpuContention],
+        ),
+    ]
+};
 
-/// Adds backlogs of sockets, which the picture of queues also shows.
-fn waiting(all: &mut Collection<'_>) {
+/// Backlogs of sockets, which the picture of queues also shows.
+const WAITING: [Row; 3] = {
     use Cause::*;
-    let udp: Vec<_> = udp(&all.evidence.map.sockets).collect();
-    let title = "receive backlog of the tunnel's sockets";
-    let causes = &[UdpReceiveBuffer];
-    all.level(udp.clone(), metric::UDP_RX_QUEUE, title, KILOBYTES, causes);
-    let title = "send backlog of the tunnel's sockets";
-    all.level(
-        udp,
-        metric::UDP_TX_QUEUE,
-        title,
-        KILOBYTES,
-        &[UdpSendBuffer],
-    );
-    let main = all.evidence.main_flow();
-    let main = main.map(|flow| Subject::Tcp(flow.inode));
-    let title = "unsent data of the main connection";
-    all.level(main, metric::TCP_NOTSENT_BYTES, title, KILOBYTES, &[]);
+    use Of::*;
+    use metric::*;
+    [
+        (
+            OuterUdp,
+            &[UDP_RX_QUEUE],
+            "receive backlog of the tunnel's sockets",
+            KILOBYTES,
+            &[UdpReceiveBuffer],
+        ),
+        (
+            OuterUdp,
+            &[UDP_TX_QUEUE],
+            "send backlog of the tunnel's sockets",
+            KILOBYTES,
+            &[UdpSendBuffer],
+        ),
+        (
+            MainFlow,
+            &[TCP_NOTSENT_BYTES],
+            "unsent data of the main connection",
+            KILOBYTES,
+            &[],
+        ),
+    ]
+};
+
+/// Returns all counters that changed, the most relevant for tunnels first.
+pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
+    let all = |rows: &[Row], link| -> Vec<Trace> {
+        let found = rows.iter().filter_map(|row| quantity(evidence, row, link));
+        found.collect()
+    };
+    let mut traces = all(&CONNECTIONS, None);
+    for link in evidence.map.links.iter().take(MAX_LINKS) {
+        traces.extend(all(&INTERFACE, Some(&*link.name)));
+    }
+    traces.extend(all(&HOST, None));
+    traces.extend(reasons(evidence));
+    traces.extend(all(&WAITING, None));
+    traces
 }
 
-/// Adds drops by the kernel's reasons.
-fn reasons(all: &mut Collection<'_>) {
-    let columns = all.evidence.series.columns.iter();
+/// Returns the quantity of a row unless it is always 0 or is a gauge that did not change.
+fn quantity(
+    evidence: &Evidence,
+    (of, names, title, (unit, scale), causes): &Row,
+    link: Option<&str>,
+) -> Option<Trace> {
+    let (object, subjects) = objects(*of, evidence, link)?;
+    let columns: Vec<&Column> = subjects
+        .iter()
+        .flat_map(|subject| {
+            names
+                .iter()
+                .filter_map(|name| evidence.column(subject, name))
+        })
+        .collect();
+    let is_gauge = columns.first()?.kind == Kind::Gauge;
+    let over_time = if is_gauge { gauge } else { rate };
+    let points = over_time(evidence, &columns, *scale);
+    let first = points.first()?.1;
+    let is_constant = points.iter().all(|(_, value)| *value == first);
+    let is_zero = points.iter().all(|(_, value)| *value <= 0.0);
+    let is_still = is_zero || is_gauge && is_constant;
+    (!is_still).then(|| Trace {
+        title: title.replace("{}", &object),
+        unit,
+        points,
+        causes,
+        is_work: WORK.contains(&names[0]),
+    })
+}
+
+/// Returns the name of the objects that a row is about, and the objects: a set, because an untrusted
+/// file may list one twice. The name is empty if no title contains it.
+fn objects(of: Of, evidence: &Evidence, link: Option<&str>) -> Option<(String, BTreeSet<Subject>)> {
+    let map = &evidence.map;
+    let program = map.program.as_ref();
+    let thread = |tid| {
+        let pid = program.map_or(0, |program| program.pid);
+        Subject::Thread { pid, tid }
+    };
+    let sockets = |sockets: &[SocketFacts], transport, subject: fn(u64) -> Subject| {
+        let of = sockets.iter().filter(|it| it.transport == transport);
+        of.map(|socket| subject(socket.inode)).collect()
+    };
+    let one = |subject| BTreeSet::from([subject]);
+    let named = |subject: fn(String) -> Subject| {
+        let link = link?.to_owned();
+        Some((link.clone(), one(subject(link))))
+    };
+    let is_inner = link == map.inner.as_deref();
+    let subjects = match of {
+        Of::Link => return named(Subject::Link),
+        Of::Inner if is_inner => return named(Subject::Link),
+        Of::Outside if !is_inner => return named(Subject::Link),
+        Of::Inner | Of::Outside => return None,
+        Of::Queue => return named(Subject::Qdisc),
+        Of::BusiestCpu => {
+            let softirq = evidence.per_cpu(metric::SOFTIRQ_NS).into_iter();
+            let (cpu, _) = softirq.max_by(|a, b| a.1.total_cmp(&b.1))?;
+            return Some((cpu.to_string(), one(Subject::Cpu(cpu))));
+        }
+        Of::BusiestThread => {
+            let busiest = evidence.threads().into_iter().next()?;
+            let name = format!("{}, thread {}", program?.name, busiest.name);
+            return Some((name, one(thread(busiest.tid))));
+        }
+        Of::Host => one(Subject::Host),
+        Of::Cpus => map.host.cpus.iter().copied().map(Subject::Cpu).collect(),
+        Of::Program => one(Subject::Process(program?.pid)),
+        Of::Group => one(Subject::Group(program?.group.clone()?)),
+        Of::Threads => program?
+            .threads
+            .iter()
+            .map(|(tid, _)| thread(*tid))
+            .collect(),
+        Of::Flows => sockets(&map.flows, Transport::Tcp, Subject::Tcp),
+        Of::MainFlow => one(Subject::Tcp(evidence.main_flow()?.inode)),
+        Of::Probes => one(Subject::Probe),
+        Of::Outer => sockets(&map.sockets, Transport::Tcp, Subject::Tcp),
+        Of::OuterUdp => sockets(&map.sockets, Transport::Udp, Subject::Udp),
+    };
+    let name = program.map(|program| program.name.clone());
+    Some((name.unwrap_or_default(), subjects))
+}
+
+/// Returns drops by the kernel's reasons.
+fn reasons(evidence: &Evidence) -> Vec<Trace> {
+    let columns = evidence.series.columns.iter();
     let mut reasons: Vec<(&str, u64)> = columns
         .filter(|(key, _)| key.subject == Subject::Host)
         .filter_map(|(key, column)| {
@@ -476,7 +532,7 @@ fn reasons(all: &mut Collection<'_>) {
         })
         .collect();
     reasons.sort_by_key(|(_, growth)| std::cmp::Reverse(*growth));
-    for (reason, _) in reasons.into_iter().take(REASONS) {
+    let found = reasons.into_iter().take(REASONS).filter_map(|(reason, _)| {
         let causes: &[Cause] = match reason {
             "FULL_RING" => &[Cause::TunQueueOverflow, Cause::VhostStarved],
             "SOCKET_RCVBUFF" => &[Cause::UdpReceiveBuffer],
@@ -488,8 +544,9 @@ fn reasons(all: &mut Collection<'_>) {
         };
         let title = format!("packets dropped anywhere on the machine: {reason}");
         let name = format!("{}{reason}", metric::DROP_PREFIX);
-        all.count([Subject::Host], &name, title, EACH, causes);
-    }
+        quantity(evidence, &(Of::Host, &[&name], &title, EACH, causes), None)
+    });
+    found.collect()
 }
 
 #[cfg(test)]
