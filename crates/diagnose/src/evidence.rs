@@ -2,6 +2,8 @@
 //!
 //! A quantity is `None` if it was not measured, which is not zero.
 
+use std::ops::Add;
+
 use seikan_observe::path::{PathMap, SocketFacts, Transport};
 use seikan_observe::profile::Profile;
 use seikan_observe::{Column, Series, Subject, metric};
@@ -148,10 +150,7 @@ impl Evidence {
     pub fn both(&self, protocol: &str, field: &str) -> Option<f64> {
         let four = self.host(&format!("{protocol}.{field}"));
         let six = self.host(&format!("{protocol}6.{field}"));
-        match (four, six) {
-            (None, None) => None,
-            (four, six) => Some(four.unwrap_or(0.0) + six.unwrap_or(0.0)),
-        }
+        four.into_iter().chain(six).reduce(f64::add)
     }
 
     /// Returns the packets that the kernel dropped for a reason of `skb:kfree_skb`; `None` if drops
@@ -205,14 +204,8 @@ impl Evidence {
         let inner = self.map.inner.as_deref()?;
         let ports = self.map.links.iter();
         let ports = ports.filter(|link| link.master.as_deref() == Some(inner));
-        let counts: Vec<f64> = ports
-            .filter_map(|port| self.link(&port.name, name))
-            .collect();
-        let all = if counts.is_empty() {
-            self.link(inner, name)?
-        } else {
-            counts.iter().sum()
-        };
+        let counts = ports.filter_map(|port| self.link(&port.name, name));
+        let all = counts.reduce(f64::add).or_else(|| self.link(inner, name))?;
         Some((all - self.probes.own.of(name)).max(0.0))
     }
 
@@ -360,8 +353,8 @@ impl Evidence {
 
     /// Returns the sum of a counter over all processors.
     pub fn all_cpus(&self, name: &str) -> Option<f64> {
-        let values = self.per_cpu(name);
-        (!values.is_empty()).then(|| values.iter().map(|(_, value)| value).sum())
+        let values = self.per_cpu(name).into_iter();
+        values.map(|(_, value)| value).reduce(f64::add)
     }
 
     /// Returns the packets of this path that were dropped because a processor's queue of received
@@ -376,10 +369,8 @@ impl Evidence {
     /// Returns the sum of a counter over the interfaces of the path.
     pub fn links(&self, name: &str) -> Option<f64> {
         let links = self.map.links.iter();
-        let counts: Vec<f64> = links
-            .filter_map(|link| self.link(&link.name, name))
-            .collect();
-        (!counts.is_empty()).then(|| counts.iter().sum())
+        let counts = links.filter_map(|link| self.link(&link.name, name));
+        counts.reduce(f64::add)
     }
 
     /// Returns the share of the packets received by the machine, in any namespace, that the
@@ -415,19 +406,15 @@ impl Evidence {
     pub fn program_sockets(&self, transport: Transport, name: &str) -> Option<f64> {
         let sockets = self.map.sockets.iter();
         let of = sockets.filter(|socket| socket.transport == transport);
-        let values: Vec<f64> = of
-            .filter_map(|socket| self.growth(&subject(socket)?, name))
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum())
+        let values = of.filter_map(|socket| self.growth(&subject(socket)?, name));
+        values.reduce(f64::add)
     }
 
     /// Sums a counter over the TCP connections of this host through the inner interface.
     pub fn flows(&self, name: &str) -> Option<f64> {
         let flows = self.map.flows.iter();
-        let values: Vec<f64> = flows
-            .filter_map(|flow| self.growth(&subject(flow)?, name))
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum())
+        let values = flows.filter_map(|flow| self.growth(&subject(flow)?, name));
+        values.reduce(f64::add)
     }
 
     /// Returns the connection through the inner interface that has sent most, if any has.

@@ -4,6 +4,9 @@
 //! compared with that demand, not with the clock: a busy thread that gets its demand does not lack
 //! a processor.
 
+use std::ops::Add;
+
+use seikan_observe::profile::Share;
 use seikan_observe::{Subject, metric};
 
 use crate::{Evidence, Stage, ThreadUse};
@@ -74,9 +77,9 @@ impl Evidence {
 
     /// Returns the processors that the rest of the machine used.
     pub fn used_by_others(&self) -> Option<f64> {
-        let idle = self.idle();
-        let used: f64 = idle.iter().map(|(_, idle)| 1.0 - idle).sum();
-        (!idle.is_empty()).then(|| (used - self.running()).max(0.0))
+        let used = self.idle().into_iter().map(|(_, idle)| 1.0 - idle);
+        let used = used.reduce(f64::add)?;
+        Some((used - self.running()).max(0.0))
     }
 
     /// Returns the share of the time in which the program's control group was throttled, summed
@@ -105,24 +108,23 @@ impl Evidence {
     /// Returns the share of a stage in the program's time, or in the machine's time for a tunnel of
     /// the kernel.
     pub fn work(&self, stage: Stage) -> Option<f64> {
-        let profile = self.profile.as_ref()?;
-        let shares = match self.map.program {
-            Some(_) => &profile.program,
-            None => &profile.machine,
-        };
-        let of = shares.iter().filter(|share| share.stage == stage);
+        let of = self.shares()?.iter().filter(|share| share.stage == stage);
         Some(of.map(|share| share.share).sum())
     }
 
     /// Returns the largest function of these stages in the same time as [`Evidence::work`].
     pub fn leading_function(&self, stages: &[Stage]) -> Option<&str> {
+        let mut of = self.shares()?.iter();
+        let first = of.find(|share| stages.contains(&share.stage));
+        first.map(|share| &*share.symbol)
+    }
+
+    fn shares(&self) -> Option<&[Share]> {
         let profile = self.profile.as_ref()?;
-        let shares = match self.map.program {
+        Some(match self.map.program {
             Some(_) => &profile.program,
             None => &profile.machine,
-        };
-        let mut of = shares.iter().filter(|share| stages.contains(&share.stage));
-        of.next().map(|share| &*share.symbol)
+        })
     }
 
     /// Returns a numeric setting below `/proc/sys`.

@@ -95,28 +95,22 @@ impl Evidence {
     /// Returns the losses of connections through the tunnel; `None` if this host sends little or no
     /// TCP into it.
     pub fn inner_losses(&self) -> Option<Losses> {
-        let of = |name| self.flows(name);
-        if !self.sends_tcp() {
-            return None;
-        }
-        let segments = of(metric::TCP_SEGS_OUT).filter(|sent| *sent >= LEAST_SEGMENTS)?;
-        Some(Losses {
-            segments,
-            again: of(metric::TCP_RETRANS)?,
-            spurious: of(metric::TCP_DSACK_DUPS).unwrap_or(0.0),
-            here: self.dropped_sending(true),
-        })
+        let sends = self.sends_tcp();
+        sends.then(|| self.losses(|name| self.flows(name), true))?
     }
 
     /// Returns the losses of the tunnel's own TCP connections.
     pub fn outer_losses(&self) -> Option<Losses> {
-        let of = |name| self.program_sockets(Transport::Tcp, name);
+        self.losses(|name| self.program_sockets(Transport::Tcp, name), false)
+    }
+
+    fn losses(&self, of: impl Fn(&str) -> Option<f64>, inner: bool) -> Option<Losses> {
         let segments = of(metric::TCP_SEGS_OUT).filter(|sent| *sent >= LEAST_SEGMENTS)?;
         Some(Losses {
             segments,
             again: of(metric::TCP_RETRANS)?,
             spurious: of(metric::TCP_DSACK_DUPS).unwrap_or(0.0),
-            here: self.dropped_sending(false),
+            here: self.dropped_sending(inner),
         })
     }
 

@@ -43,11 +43,9 @@ impl Remedy {
         expected_gain: impl Into<String>,
     ) -> Self {
         Remedy {
-            what: what.into(),
             location,
-            actions: Vec::new(),
             commands,
-            expected_gain: expected_gain.into(),
+            ..Remedy::here(what, Vec::new(), expected_gain)
         }
     }
 }

@@ -58,26 +58,25 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return fact.excludes();
     }
     let mut facts = vec![fact];
-    facts.extend(unsent.map(|unsent| {
-        Fact::new(
+    facts = facts
+        .and(
             "bytes waiting to be sent",
             unsent,
             "above 1448, if the tunnel were the limit",
             "tcp_info notsent_bytes",
         )
-    }));
-    facts.push(Fact::new(
-        "share of the time with data in flight",
-        busy,
-        "near 1, if the tunnel were the limit",
-        "tcp_info busy_time",
-    ));
-    facts.push(Fact::new(
-        "share of that time limited by a buffer at either end",
-        limited_by_buffer,
-        "above 0.25, if a buffer were the limit",
-        "tcp_info rwnd_limited, sndbuf_limited",
-    ));
+        .and(
+            "share of the time with data in flight",
+            busy,
+            "near 1, if the tunnel were the limit",
+            "tcp_info busy_time",
+        )
+        .and(
+            "share of that time limited by a buffer at either end",
+            limited_by_buffer,
+            "above 0.25, if a buffer were the limit",
+            "tcp_info rwnd_limited, sndbuf_limited",
+        );
     Ok(Finding::new(
         0.9 * idle * (1.0 - limited_by_buffer),
         facts,

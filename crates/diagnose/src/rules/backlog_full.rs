@@ -37,35 +37,32 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .zip(evidence.links(metric::RX_PACKETS))
         .ok_or("the counters of the interfaces are not readable")?;
     let share = dropped / (dropped + received).max(1.0);
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             "share of packets received on this path that the receive queue dropped",
             share,
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
-        ),
-        Fact::new(
+        )
+        .and(
             "packets dropped there per second",
             dropped / evidence.seconds(),
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
-        ),
-        Fact::new(
+        )
+        .and(
             "the same for the whole machine, per second",
             machine / evidence.seconds(),
             "the same, if only this path drops",
             "/proc/net/softnet_stat dropped",
-        ),
-    ];
+        );
     let length = evidence.sysctl(SYSCTL);
-    if let Some(length) = length {
-        facts.push(Fact::new(
-            "capacity of the queue, packets",
-            length,
-            "1000 or more",
-            SYSCTL,
-        ));
-    }
+    facts = facts.and(
+        "capacity of the queue, packets",
+        length,
+        "1000 or more",
+        SYSCTL,
+    );
     let usual = LENGTH.at(length.unwrap_or(LENGTH.to));
     let weight = LOSS.at(share) * (1.0 - (1.0 - CONSEQUENCE) * usual);
     let longer = GOOD_LENGTH.max(2.0 * length.unwrap_or(0.0));

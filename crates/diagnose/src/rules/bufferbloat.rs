@@ -41,47 +41,44 @@ pub(super) const SPEC: Spec = Spec::fault(
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (idle, loaded, source) = round_trips(evidence).ok_or("no round-trip time: no probe was answered, and this host has no TCP connection through the tunnel")?;
     let added = loaded - idle;
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             "added round-trip time under load, ms",
             added,
             "below 30",
             source,
-        ),
-        Fact::new(
+        )
+        .and(
             "round-trip time without load, ms",
             idle,
             "depends on the path",
             source,
-        ),
-        Fact::new(
+        )
+        .and(
             "round-trip time under load, ms",
             loaded,
             "about the same",
             source,
-        ),
-    ];
+        );
     let links = evidence.map.links.iter();
     let queues = links.filter_map(|link| Some((link, queue_delay(evidence, link)?)));
     let longest = queues.max_by(|a, b| a.1.total_cmp(&b.1));
     let longest = longest.filter(|(_, delay)| *delay > 1.0);
     if let Some((link, delay)) = longest {
-        facts.push(Fact::new(
+        facts = facts.and(
             format!("delay in the {} of {}, ms", link.qdisc, link.name),
             delay,
             "below 20",
             "qdisc backlog / rate",
-        ));
+        );
     }
     let ring = ring(evidence);
-    if let Some(delay) = ring {
-        facts.push(Fact::new(
-            "delay of the tunnel's full queue, ms",
-            delay,
-            "20 to 50",
-            "txqueuelen x mean packet / rate",
-        ));
-    }
+    facts = facts.and(
+        "delay of the tunnel's full queue, ms",
+        ring,
+        "20 to 50",
+        "txqueuelen x mean packet / rate",
+    );
     // A tunnel over TCP stalls while it retransmits: waiting packets wait for that.
     let repairs = evidence.outer_losses();
     let repairs = repairs.is_some_and(|losses| losses.elsewhere() >= REPAIRS);

@@ -1,7 +1,7 @@
 //! The program has no time left, and most of its time is encryption and authentication.
 
 use super::prelude::*;
-use super::scheduling::limited_by_work;
+use super::scheduling::{largest, limit_of_work};
 use crate::Stage;
 
 /// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is
@@ -23,19 +23,7 @@ pub(super) const SPEC: Spec = Spec::fault(
 );
 
 fn evaluate(evidence: &Evidence) -> Judgement {
-    let busy = evidence
-        .busy()
-        .ok_or("neither threads nor processors are readable")?;
-    let busy_fact = Fact::new(
-        "share of the time in which the program ran or was ready to run",
-        busy,
-        "below 0.7, or waiting for other programs",
-        "schedstat",
-    );
-    let limited = limited_by_work(evidence).unwrap_or(0.0);
-    if limited == 0.0 {
-        return busy_fact.excludes();
-    }
+    let (limited, busy) = limit_of_work(evidence)?;
     let crypto = evidence
         .work(Stage::Crypto)
         .ok_or("processor time by function was not sampled: needs root or CAP_PERFMON")?;
@@ -50,7 +38,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "below 0.3",
             "processor profile",
         ),
-        busy_fact,
+        busy,
     ];
     let next = [
         Stage::Syscall,
@@ -59,13 +47,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         Stage::Checksum,
         Stage::Schedule,
     ];
-    let next = next.map(|stage| evidence.work(stage).unwrap_or(0.0));
-    facts.push(Fact::new(
+    facts = facts.and(
         "share of its time in the next largest stage",
-        next.into_iter().fold(0.0, f64::max),
+        largest(evidence, &next),
         "larger, if the cipher were not the limit",
         "processor profile",
-    ));
+    );
     let has = |feature: &str| {
         evidence
             .map
@@ -75,12 +62,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             .any(|name| name == feature)
     };
     let aes = has("aes");
-    facts.push(Fact::new(
+    facts = facts.and(
         "AES instructions of the processor (1: present)",
         f64::from(aes),
         "1",
         "/proc/cpuinfo",
-    ));
+    );
     let weight = 0.95 * CRYPTO.at(crypto) * limited;
     weighted(weight, facts, remedies(aes))
 }

@@ -49,26 +49,25 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let of = |name| evidence.host(name).unwrap_or(0.0);
     let lost = of(metric::CONNTRACK_DROP) + of(metric::CONNTRACK_INSERT_FAILED);
     let rate = lost / evidence.seconds();
-    let facts = vec![
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             "largest fill level of the connection table",
             fill,
             "below 0.9",
             "nf_conntrack_count, nf_conntrack_max",
-        ),
-        Fact::new(
+        )
+        .and(
             "packets dropped per second for lack of an entry",
             rate,
             "0",
             "conntrack statistics drop, insert_failed",
-        ),
-        Fact::new(
+        )
+        .and(
             "capacity of the table, connections",
             max as f64,
             "twice the present connections",
             SYSCTL,
-        ),
-    ];
+        );
     let dropping = DROPS.at(rate);
     let weight = FILL.at(fill) * (NEAR + (0.95 - NEAR) * dropping);
     let port = evidence

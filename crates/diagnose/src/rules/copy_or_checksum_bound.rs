@@ -3,7 +3,7 @@
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
-use super::scheduling::limited_by_work;
+use super::scheduling::{largest, limit_of_work};
 use crate::Stage;
 
 /// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a
@@ -29,19 +29,7 @@ pub(super) const SPEC: Spec = Spec::fault(
 );
 
 fn evaluate(evidence: &Evidence) -> Judgement {
-    let busy = evidence
-        .busy()
-        .ok_or("neither threads nor processors are readable")?;
-    let busy_fact = Fact::new(
-        "share of the time in which the program ran or was ready to run",
-        busy,
-        "below 0.7, or waiting for other programs",
-        "schedstat",
-    );
-    let limited = limited_by_work(evidence).unwrap_or(0.0);
-    if limited == 0.0 {
-        return busy_fact.excludes();
-    }
+    let (limited, busy) = limit_of_work(evidence)?;
     let (copy, checksum) = evidence
         .work(Stage::Copy)
         .zip(evidence.work(Stage::Checksum))
@@ -52,8 +40,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         Stage::Schedule,
         Stage::Network,
     ];
-    let rival = rivals.map(|stage| evidence.work(stage).unwrap_or(0.0));
-    let rival = rival.into_iter().fold(0.0, f64::max);
+    let rival = largest(evidence, &rivals);
     let both = copy + checksum;
     let leading = evidence.leading_function(&[Stage::Copy, Stage::Checksum]);
     let facts = vec![
@@ -74,7 +61,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "below 0.03",
             "processor profile",
         ),
-        busy_fact,
+        busy,
         Fact::new(
             "share of its time in the next largest stage",
             rival,

@@ -49,8 +49,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 
 fn facts(evidence: &Evidence, scheduling: &Scheduling) -> Vec<Fact> {
     let thread = &scheduling.thread;
-    let mut facts = vec![
-        Fact::new(
+    Vec::new()
+        .and(
             format!(
                 "share of its runnable time in which thread {} waited for a processor",
                 thread.name
@@ -58,37 +58,33 @@ fn facts(evidence: &Evidence, scheduling: &Scheduling) -> Vec<Fact> {
             scheduling.waiting,
             "below 0.3",
             "schedstat run delay",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which it ran",
             thread.running,
             "as much as it is runnable",
             "schedstat",
-        ),
-        Fact::new(
+        )
+        .and(
             "preemptions per second",
             thread.preempted,
             "below 50",
             "involuntary context switches",
-        ),
-    ];
-    if let Some(used) = scheduling.others {
-        facts.push(Fact::new(
+        )
+        .and(
             "processors used by other programs",
-            used,
+            scheduling.others,
             "fewer than the processors",
             "/proc/stat without the program",
-        ));
-    }
-    if let Some(pressure) = evidence.host(metric::PRESSURE_CPU_US) {
-        facts.push(Fact::new(
+        )
+        .and(
             "share of the time in which any task of the machine waited for a processor",
-            pressure / 1e6 / evidence.seconds(),
+            evidence
+                .host(metric::PRESSURE_CPU_US)
+                .map(|pressure| pressure / 1e6 / evidence.seconds()),
             "below 0.3",
             "/proc/pressure/cpu",
-        ));
-    }
-    facts
+        )
 }
 
 fn remedies(evidence: &Evidence, program: &ProgramFacts) -> Vec<Remedy> {

@@ -49,36 +49,33 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .zip(of(metric::GROUP_THROTTLED))
         .ok_or_else(|| format!("{group}/cpu.stat is not readable"))?;
     let share = throttled / periods.max(1.0);
-    let mut facts = vec![Fact::new(
+    let mut facts = Vec::new().and(
         "share of periods in which the control group was throttled",
         share,
         "below 0.05",
         format!("{group}/cpu.stat nr_throttled"),
-    )];
+    );
     let stopped = evidence.throttled();
-    if let Some(stopped) = stopped {
-        facts.push(Fact::new(
+    facts = facts
+        .and(
             "processors lost to throttling",
             stopped,
             "0",
             format!("{group}/cpu.stat throttled_usec"),
-        ));
-    }
-    if let Some(limit) = program.cpu_limit {
-        facts.push(Fact::new(
+        )
+        .and(
             "limit of the control group, processors",
-            limit,
+            program.cpu_limit,
             "more than the program needs",
             format!("{group}/cpu.max"),
-        ));
-    }
+        );
     let running = evidence.running();
-    facts.push(Fact::new(
+    facts = facts.and(
         "processors used by the program",
         running,
         "well below the limit",
         "schedstat",
-    ));
+    );
     let lost = stopped.map_or(1.0, |stopped| {
         LOST.at(stopped / (stopped + running).max(1e-9))
     });

@@ -43,26 +43,25 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .ok_or("/proc/stat is not readable")?;
     let lost = stolen / work.max(1e-9);
-    let facts = vec![
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             format!("share of the busy time of processor {cpu} taken by the hypervisor"),
             lost,
             "below 0.05",
             "/proc/stat steal",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which it was busy",
             work,
             "below 0.9",
             "/proc/stat",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of all time taken by the hypervisor",
             stolen,
             "below 0.02",
             "/proc/stat steal",
-        ),
-    ];
+        );
     let weight = 0.9 * STOLEN.at(lost) * BUSY.at(work);
     let remedy = Remedy::ask(
         Location::Provider,

@@ -116,26 +116,25 @@ fn facts(
     calls: &Calls,
     busy: f64,
 ) -> Vec<Fact> {
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             format!("bytes per {} call of {}", calls.verb, program.name),
             calls.bytes,
             "tens of thousands under load",
             format!("/proc/{}/io", program.pid),
-        ),
-        Fact::new(
+        )
+        .and(
             format!("{} calls per packet of {}", calls.verb, link.name),
             calls.per_packet,
             "below 0.7 for single frames; 1 for super-packets",
             format!("/proc/{}/io and rtnetlink", program.pid),
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which the program ran or was ready to run",
             busy,
             "below 0.7",
             "schedstat",
-        ),
-    ];
+        );
     // /proc/PID/io does not count calls of recv and send.
     if !evidence.outer_tcp() {
         let (name, functions, packets) = if evidence.sends() {
@@ -155,22 +154,19 @@ fn facts(
             "far below 1 if a message holds many datagrams",
         ));
     }
-    if let Some(share) = evidence.in_kernel() {
-        facts.push(Fact::new(
+    facts = facts
+        .and(
             "share of its time in the kernel",
-            share,
+            evidence.in_kernel(),
             "below 0.2, if its own work were the limit",
             "/proc/PID/task/*/stat",
-        ));
-    }
-    if let Some(carries) = link.vnet_hdr {
-        facts.push(Fact::new(
+        )
+        .and(
             format!("super-packets enabled on {} (1: yes)", link.name),
-            f64::from(carries),
+            link.vnet_hdr.map(f64::from),
             "1",
             "flags of the tun device",
-        ));
-    }
+        );
     facts
 }
 

@@ -112,12 +112,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }));
     facts.push(fragments);
     facts.extend(many);
-    facts.push(Fact::new(
+    facts = facts.and(
         "raw and packet sockets of the program that do not report merged packets",
         raw as f64,
         "0",
         "/proc/net/packet, /proc/net/raw, packet_diag",
-    ));
+    );
     Ok(Finding::new(
         harm.min(1.0) * sure,
         facts,
@@ -154,11 +154,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
                 on: false,
             });
             if cpus.len() > 1 && link.rps.iter().all(Vec::is_empty) {
-                spread.extend((0..link.rx_queues).map(|queue| Action::Rps {
-                    link: link.name.clone(),
-                    queue,
-                    cpus: cpus.clone(),
-                }));
+                spread.extend(super::receive::spread(evidence, link));
             }
         }
     }

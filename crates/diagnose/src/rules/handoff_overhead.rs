@@ -61,26 +61,25 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let working = working.count();
     let sleeps: f64 = threads.iter().map(|thread| thread.sleeps).sum();
     let per_packet = sleeps / packets;
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             "sleeps of the program's threads per packet",
             per_packet,
             "below 0.3",
             "voluntary context switches",
-        ),
-        Fact::new(
+        )
+        .and(
             "threads that share the work",
             working as f64,
             "1, or each with its own packets",
             "schedstat",
-        ),
-        Fact::new(
+        )
+        .and(
             "processors that they need",
             demand,
             "below 0.6",
             "schedstat",
-        ),
-    ];
+        );
     facts.extend(calls::per_packet(
         evidence,
         "wake-ups of waiting threads per packet",
@@ -89,14 +88,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         "below 0.3",
     ));
     let schedule = evidence.work(Stage::Schedule);
-    if let Some(share) = schedule {
-        facts.push(Fact::new(
-            "share of the program's time in wake-ups, locks and the scheduler",
-            share,
-            "below 0.08",
-            "processor profile",
-        ));
-    }
+    facts = facts.and(
+        "share of the program's time in wake-ups, locks and the scheduler",
+        schedule,
+        "below 0.08",
+        "processor profile",
+    );
     let weight = 0.9
         * f64::from(working > 1)
         * SLEEPS.at(per_packet)

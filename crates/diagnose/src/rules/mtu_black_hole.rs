@@ -55,14 +55,12 @@ fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
         ),
     ];
     let again = evidence.retransmitted();
-    facts.extend(again.map(|share| {
-        Fact::new(
-            "share of segments retransmitted",
-            share,
-            "below 0.001",
-            "tcp_info total_retrans",
-        )
-    }));
+    facts = facts.and(
+        "share of segments retransmitted",
+        again,
+        "below 0.001",
+        "tcp_info total_retrans",
+    );
     facts.extend(felt(evidence));
     // Connections with smaller segments are not affected.
     let segment = evidence

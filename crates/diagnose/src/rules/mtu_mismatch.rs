@@ -112,27 +112,25 @@ fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
         .filter(|taken| *taken > 0.0)?;
     let sent = evidence.egress(metric::TX_BYTES)? / taken;
     (sent < SENT_ON).then(|| {
-        let mut facts = vec![Fact::new(
-            "outer bytes sent per inner byte",
-            sent,
-            "above 1",
-            "rtnetlink tx_bytes of both interfaces",
-        )];
-        facts.extend(lost.map(|lost| {
-            Fact::new(
+        Vec::new()
+            .and(
+                "outer bytes sent per inner byte",
+                sent,
+                "above 1",
+                "rtnetlink tx_bytes of both interfaces",
+            )
+            .and(
                 "smallest packet that is lost, bytes",
-                f64::from(lost),
+                lost.map(f64::from),
                 "none",
                 "probes that may not be fragmented",
             )
-        }));
-        facts.push(Fact::new(
-            "MTU of the outer interface, bytes",
-            f64::from(egress.mtu),
-            format!("that size and {OVERHEAD} more"),
-            "rtnetlink",
-        ));
-        facts
+            .and(
+                "MTU of the outer interface, bytes",
+                f64::from(egress.mtu),
+                format!("that size and {OVERHEAD} more"),
+                "rtnetlink",
+            )
     })
 }
 

@@ -39,36 +39,33 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let runs = evidence.all_cpus(metric::NET_RX);
     let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
     let share = squeezed / runs;
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             "share of receive softirq runs that ended with packets left",
             share,
             "below 0.05",
             "/proc/net/softnet_stat time_squeeze",
-        ),
-        Fact::new(
+        )
+        .and(
             "such runs per second",
             squeezed / evidence.seconds(),
             "below 10",
             "/proc/net/softnet_stat time_squeeze",
-        ),
-        Fact::new(
+        )
+        .and(
             "packets handled per run",
             processed / runs,
             "up to 300",
             "/proc/net/softnet_stat, /proc/softirqs",
-        ),
-    ];
+        );
     let (budget, time) = (evidence.sysctl(SYSCTL), evidence.sysctl(SYSCTL_US));
     for (value, name, good) in [(budget, SYSCTL, "300"), (time, SYSCTL_US, "2000")] {
-        if let Some(value) = value {
-            facts.push(Fact::new(
-                format!("budget ({name})"),
-                value,
-                format!("{good} or more"),
-                name,
-            ));
-        }
+        facts = facts.and(
+            format!("budget ({name})"),
+            value,
+            format!("{good} or more"),
+            name,
+        );
     }
     // Ratio of the smaller budget to its default: a third has the full weight.
     let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);

@@ -91,21 +91,20 @@ fn sending(evidence: &Evidence) -> Option<Judgement> {
         None if stalled || halting => UNPROBED,
         _ => return None,
     };
-    let facts = vec![
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             "share of segments retransmitted",
             again,
             "below 0.001",
             "tcp_info total_retrans",
-        ),
-        Fact::new("timeouts", timeouts, "0", "tcp_info total_rto"),
-        Fact::new(
+        )
+        .and("timeouts", timeouts, "0", "tcp_info total_rto")
+        .and(
             "interfaces that segment super-packets in hardware",
             cutters.len() as f64,
             "0, as a test",
             "ethtool features",
-        ),
-    ];
+        );
     Some(finding(weight, facts, vec![off(&cutters, "tso")]))
 }
 

@@ -86,20 +86,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     let kernel = kernel_share(evidence);
     let mut facts = vec![fact, busy];
-    facts.extend(kernel.map(|kernel| {
-        Fact::new(
+    facts = facts
+        .and(
             "share of the busy time in the kernel",
             kernel,
             "below 0.4, if the program's own work were the limit",
             "/proc/stat system and softirq",
         )
-    }));
-    facts.push(Fact::new(
-        format!("mean bytes per packet of {}", missing[0].0.name),
-        missing[0].2,
-        "several times the MTU with the offload",
-        "rtnetlink bytes over packets",
-    ));
+        .and(
+            format!("mean bytes per packet of {}", missing[0].0.name),
+            missing[0].2,
+            "several times the MTU with the offload",
+            "rtnetlink bytes over packets",
+        );
     facts.extend(counted(evidence, &missing));
     let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
     let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));

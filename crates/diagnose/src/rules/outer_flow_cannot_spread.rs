@@ -5,7 +5,7 @@ use seikan_observe::path::SocketFacts;
 use std::collections::BTreeSet;
 
 use super::prelude::*;
-use super::receive::{is_spread, one_core};
+use super::receive::{is_spread, one_core, spread};
 
 pub(super) const SPEC: Spec = Spec::fault(
     Cause::OuterFlowCannotSpread,
@@ -58,15 +58,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         "a factor of up to the number of processors",
     )];
     if let Some(inner) = evidence.map.inner_link().filter(|inner| !is_spread(inner)) {
-        let queues = 0..inner.rx_queues.max(1);
-        let spread = queues.map(|queue| Action::Rps {
-            link: inner.name.clone(),
-            queue,
-            cpus: evidence.map.host.cpus.clone(),
-        });
         remedies.push(Remedy::here(
             "spread the packets again after decapsulation",
-            spread.collect(),
+            spread(evidence, inner),
             "the work after the tunnel, if there are several inner connections",
         ));
     }

@@ -67,23 +67,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     let cut = packets_outside(evidence, sent >= received);
     let mut facts = vec![fact];
-    facts.extend(cut.map(|cut| {
-        Fact::new(
-            "outer packets per inner packet",
-            cut,
-            "about 1",
-            "rtnetlink packets of both interfaces",
-        )
-    }));
+    facts = facts.and(
+        "outer packets per inner packet",
+        cut,
+        "about 1",
+        "rtnetlink packets of both interfaces",
+    );
     facts.extend(counted(evidence, sent >= received));
-    facts.extend(evidence.both("Ip", "ReasmFails").map(|fails| {
-        Fact::new(
-            "packets that could not be reassembled",
-            fails,
-            "0",
-            "Ip.ReasmFails",
-        )
-    }));
+    facts = facts.and(
+        "packets that could not be reassembled",
+        evidence.both("Ip", "ReasmFails"),
+        "0",
+        "Ip.ReasmFails",
+    );
     let inside = cut.is_some_and(|cut| cut < CUT);
     Ok(Finding::new(
         0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },

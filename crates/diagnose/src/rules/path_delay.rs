@@ -80,12 +80,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     weight *= 0.5 + 0.5 * ((shortest - LONG_US) / (FULL_LONG_US - LONG_US)).clamp(0.0, 1.0);
     if let Some(flow) = flow {
         let (window, limited_by_buffer) = window(evidence, flow);
-        facts.push(Fact::new(
+        facts = facts.and(
             "bytes in flight",
             window,
             "the wanted rate times the round-trip time",
             "tcp_info unacked, mss",
-        ));
+        );
         let idle = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED);
         weight *=
             1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if limited_by_buffer { 0.0 } else { 0.8 };
@@ -93,12 +93,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             weight *= 0.25;
         }
     }
-    facts.push(Fact::new(
+    facts = facts.and(
         "share of segments lost",
         lost,
         "above 0.005, if loss were the limit",
         "tcp_info total_retrans less dsack_dups",
-    ));
+    );
     if weight < 0.05 {
         return facts.swap_remove(facts.len() - 1).excludes();
     }

@@ -3,8 +3,8 @@
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
 
-use super::weigh::Ramp;
-use crate::{Evidence, Fact};
+use super::weigh::{Facts, Ramp};
+use crate::{Action, Evidence, Fact};
 
 /// Share of a processor's time in softirqs. Half may belong to a sender's own calls, within which a
 /// veth delivers; with nearly all of it, the processor does nothing else.
@@ -55,32 +55,31 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
         * SOFTIRQ.at(softirq)
         * PART.at(part)
         * (1.0 - IDLE_SHARE.at(idle));
-    let facts = vec![
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             format!("share of the time in which processor {hot} handled softirqs"),
             softirq,
             "below 0.5",
             "/proc/stat softirq",
-        ),
-        Fact::new(
+        )
+        .and(
             "its share of the softirq time of all processors",
             part,
             format!("{:.2}", 1.0 / cpus.len().max(1) as f64),
             "/proc/stat softirq",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which it was idle",
             idle,
             "above 0.2",
             "/proc/stat",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which the next processor handled softirqs",
             next,
             "about the same",
             "/proc/stat softirq",
-        ),
-    ];
+        );
     Ok(OneCore { strength, facts })
 }
 
@@ -89,4 +88,15 @@ pub(super) fn is_spread(link: &LinkFacts) -> bool {
     let rps = link.rps.iter().any(|cpus| cpus.len() > 1);
     // All queues of a virtual interface end on the sending processor.
     rps || (link.kind.is_empty() && link.rx_queues > 1)
+}
+
+/// Returns the changes that let all processors handle the packets received on an interface.
+pub(super) fn spread(evidence: &Evidence, link: &LinkFacts) -> Vec<Action> {
+    let queues = 0..link.rx_queues.max(1);
+    let spread = queues.map(|queue| Action::Rps {
+        link: link.name.clone(),
+        queue,
+        cpus: evidence.map.host.cpus.clone(),
+    });
+    spread.collect()
 }

@@ -3,7 +3,7 @@
 //! A waiting or throttled program is not limited by its own work, however much of it there is.
 
 use super::weigh::Ramp;
-use crate::{Evidence, ThreadUse};
+use crate::{Evidence, Excluded, Fact, Stage, ThreadUse};
 
 /// Waiting share of the demand that is normal with a load on few processors, and at which the lack
 /// of a processor is the limit: nearly as much as with one competitor of the same weight.
@@ -70,4 +70,27 @@ pub(super) fn runs_when_ready(evidence: &Evidence) -> f64 {
 pub(super) fn limited_by_work(evidence: &Evidence) -> Option<f64> {
     let busy = evidence.busy()?;
     Some(BUSY.at(busy) * runs_when_ready(evidence))
+}
+
+/// Returns how far the program's own work is the limit, with the figure for it; `Err` if it is not.
+pub(super) fn limit_of_work(evidence: &Evidence) -> Result<(f64, Fact), Excluded> {
+    let busy = evidence
+        .busy()
+        .ok_or("neither threads nor processors are readable")?;
+    let fact = Fact::new(
+        "share of the time in which the program ran or was ready to run",
+        busy,
+        "below 0.7, or waiting for other programs",
+        "schedstat",
+    );
+    match limited_by_work(evidence) {
+        Some(limited) if limited > 0.0 => Ok((limited, fact)),
+        _ => Err(Excluded::Absent(fact)),
+    }
+}
+
+/// Returns the largest of the program's shares of time in these stages.
+pub(super) fn largest(evidence: &Evidence, stages: &[Stage]) -> f64 {
+    let shares = stages.iter().filter_map(|stage| evidence.work(*stage));
+    shares.fold(0.0, f64::max)
 }

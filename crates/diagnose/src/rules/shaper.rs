@@ -84,14 +84,12 @@ fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
             "qdisc drops",
         ),
     ];
-    if let Some(limit) = link.qdisc_rate {
-        facts.push(Fact::new(
-            "limit of the discipline, Mbit/s",
-            limit as f64 / 1e6,
-            "above what is needed",
-            "qdisc options",
-        ));
-    }
+    facts = facts.and(
+        "limit of the discipline, Mbit/s",
+        link.qdisc_rate.map(|limit| limit as f64 / 1e6),
+        "above what is needed",
+        "qdisc options",
+    );
     let near = link
         .qdisc_rate
         .is_none_or(|limit| rate > 0.7 * limit as f64);

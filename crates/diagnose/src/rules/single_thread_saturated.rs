@@ -32,8 +32,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .first()
         .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
     let second = threads.get(1).map_or(0.0, |thread| thread.demand());
-    let mut facts = vec![
-        Fact::new(
+    let mut facts = Vec::new()
+        .and(
             format!(
                 "share of the time in which thread {} ran or was ready to run",
                 first.name
@@ -41,29 +41,26 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             first.demand(),
             "below 0.85",
             "schedstat",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of that time waiting for a processor",
             first.kept_waiting(),
             "below 0.3; more is contention",
             "schedstat run delay",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which the next thread ran or was ready to run",
             second,
             "the same, if the work were shared",
             "schedstat",
-        ),
-    ];
+        );
     let idle = evidence.idle();
-    if let Some(most) = idle.iter().map(|(_, idle)| *idle).max_by(f64::total_cmp) {
-        facts.push(Fact::new(
-            "share of the time in which the least busy processor was idle",
-            most,
-            "0, if another thread could not help",
-            "/proc/stat",
-        ));
-    }
+    facts = facts.and(
+        "share of the time in which the least busy processor was idle",
+        idle.iter().map(|(_, idle)| *idle).max_by(f64::total_cmp),
+        "0, if another thread could not help",
+        "/proc/stat",
+    );
     let weight = Ramp::new(BUSY, FULL).at(first.demand())
         * runs_when_ready(evidence)
         * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.demand().max(1e-9)));

@@ -1,7 +1,7 @@
 //! One processor handles all received packets and has no time left, and nothing spreads them.
 
 use super::prelude::*;
-use super::receive::{is_spread, one_core};
+use super::receive::{is_spread, one_core, spread};
 
 pub(super) const SPEC: Spec = Spec::fault(
     Cause::SoftirqOneCore,
@@ -36,19 +36,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .excludes();
     }
-    let queues = 0..link.rx_queues.max(1);
-    let spread = queues.map(|queue| Action::Rps {
-        link: link.name.clone(),
-        queue,
-        cpus: evidence.map.host.cpus.clone(),
-    });
     let remedies = vec![
         Remedy::here(
             format!(
                 "spread the packets received on {} over all processors",
                 link.name
             ),
-            spread.collect(),
+            spread(evidence, link),
             "a factor of up to the number of processors, with several outer flows",
         ),
         Remedy::ask(

@@ -62,14 +62,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         evaluate_receiver(evidence, socket)?
     };
     let busiest = evidence.busy();
-    facts.extend(busiest.map(|busiest| {
-        Fact::new(
-            "share of the time in which the busiest thread ran or waited for a processor",
-            busiest,
-            "near 1, if the processor were the limit",
-            "schedstat",
-        )
-    }));
+    facts = facts.and(
+        "share of the time in which the busiest thread ran or waited for a processor",
+        busiest,
+        "near 1, if the processor were the limit",
+        "schedstat",
+    );
     let weight = match busiest {
         Some(busiest) if busiest > BUSY => 0.3 * weight,
         _ => weight,
@@ -173,29 +171,25 @@ fn fill(
     let allowed = shortest.map(|shortest| window / (shortest / 1e6));
     let filled = allowed.filter(|allowed| *allowed > 0.0);
     let filled = filled.map(|allowed| rate / allowed);
-    let mut facts = Vec::new();
-    facts.extend(filled.map(|filled| {
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             "ratio of the tunnel's rate to its window per round trip",
             filled,
             "below 0.4, if something else were the limit",
             "tcp_info bytes_acked, unacked, min_rtt",
         )
-    }));
-    facts.push(Fact::new(
-        "data in flight, KiB",
-        window / 1024.0,
-        "the wanted rate times the round-trip time",
-        "tcp_info unacked, or half of SO_RCVBUF",
-    ));
-    facts.extend(shortest.map(|shortest| {
-        Fact::new(
+        .and(
+            "data in flight, KiB",
+            window / 1024.0,
+            "the wanted rate times the round-trip time",
+            "tcp_info unacked, or half of SO_RCVBUF",
+        )
+        .and(
             "shortest outer round-trip time, ms",
-            shortest / 1e3,
+            shortest.map(|shortest| shortest / 1e3),
             "0.1 to 200",
             "tcp_info min_rtt",
-        )
-    }));
+        );
     (filled, facts)
 }
 

@@ -87,7 +87,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         ),
     ];
     for (name, value, source) in counters {
-        facts.extend(value.map(|value| Fact::new(name, value, "0", source)));
+        facts = facts.and(name, value, "0", source);
     }
     Ok(Finding::new(
         signature * if suffers { 0.9 } else { 0.29 },

@@ -69,26 +69,22 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     }
     let mut facts = vec![fact];
     let window = evidence.tcp_mean(flow, metric::TCP_SND_WND);
-    facts.extend(window.map(|window| {
-        Fact::new(
-            "the receiver's window, KiB",
-            window / 1024.0,
-            "above 256, and the wanted rate times the round-trip time",
-            "tcp_info snd_wnd",
-        )
-    }));
+    facts = facts.and(
+        "the receiver's window, KiB",
+        window.map(|window| window / 1024.0),
+        "above 256, and the wanted rate times the round-trip time",
+        "tcp_info snd_wnd",
+    );
     let small = window.is_none_or(|window| window <= SMALL);
     let shortest = evidence.min_rtt_us(flow);
     let mean = evidence.tcp_mean(flow, metric::TCP_RTT_US);
     let queue = shortest.zip(mean).map(|(shortest, mean)| mean / shortest);
-    facts.extend(queue.map(|queue| {
-        Fact::new(
-            "ratio of the round-trip time to the shortest",
-            queue,
-            "above 2, if a bottleneck had a queue",
-            "tcp_info rtt over min_rtt",
-        )
-    }));
+    facts = facts.and(
+        "ratio of the round-trip time to the shortest",
+        queue,
+        "above 2, if a bottleneck had a queue",
+        "tcp_info rtt over min_rtt",
+    );
     let mut weight = 0.95 * share;
     if !small && queue.is_some_and(|queue| queue > QUEUE) {
         weight *= 0.25;
@@ -148,16 +144,13 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     if !reads_late && !limited {
         return closed_fact.unwrap_or(buffer_fact).excludes();
     }
-    let mut facts = Vec::new();
-    facts.push(buffer_fact);
-    facts.extend(filled.map(|filled| {
-        Fact::new(
-            "ratio of the rate to the buffer per round trip",
-            filled,
-            "below 0.25",
-            "tcp_info bytes_received, min_rtt",
-        )
-    }));
+    let mut facts = vec![buffer_fact];
+    facts = facts.and(
+        "ratio of the rate to the buffer per round trip",
+        filled,
+        "below 0.25",
+        "tcp_info bytes_received, min_rtt",
+    );
     if let Some(fact) = closed_fact {
         facts.insert(if reads_late { 0 } else { facts.len() }, fact);
     }

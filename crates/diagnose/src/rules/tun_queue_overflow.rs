@@ -61,43 +61,37 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 }
 
 fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec<Fact> {
-    let mut facts = vec![
-        Fact::new(
+    Vec::new()
+        .and(
             format!("share of packets dropped in the queue of {}", link.name),
             share,
             "below 0.001",
             format!("rtnetlink tx_dropped of {}", link.name),
-        ),
-        Fact::new(
+        )
+        .and(
             "capacity of the queue, packets",
             f64::from(link.queue_length),
             "500 or more",
             "txqueuelen",
-        ),
-        Fact::new(
+        )
+        .and(
             "packets dropped per second",
             dropped / evidence.seconds(),
             "0",
             format!("rtnetlink tx_dropped of {}", link.name),
-        ),
-    ];
-    if let Some(busy) = evidence.busy() {
-        facts.push(Fact::new(
+        )
+        .and(
             "share of the time in which the program ran or was ready to run",
-            busy,
+            evidence.busy(),
             "below 0.85; above, the program is late",
             "schedstat",
-        ));
-    }
-    if let Some(qdisc) = evidence.qdisc(&link.name, metric::QDISC_DROPS) {
-        facts.push(Fact::new(
+        )
+        .and(
             "packets dropped in its queueing discipline",
-            qdisc,
+            evidence.qdisc(&link.name, metric::QDISC_DROPS),
             "as many, if it were the cause",
             "qdisc statistics",
-        ));
-    }
-    facts
+        )
 }
 
 fn remedies(link: &LinkFacts) -> Vec<Remedy> {

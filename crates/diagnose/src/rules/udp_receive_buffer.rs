@@ -58,36 +58,33 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let taken = evidence.both("Udp", "InDatagrams");
     let taken = taken.or(evidence.egress(metric::RX_PACKETS)).unwrap_or(0.0);
     let share = dropped / (dropped + taken).max(1.0);
-    let mut facts = vec![Fact::new(
+    let mut facts = Vec::new().and(
         "share of received datagrams dropped at the tunnel's receive buffer",
         share,
         "below 0.0005",
         source,
-    )];
+    );
     let buffer = udp.iter().map(|socket| socket.receive_buffer).min();
     let buffer = buffer.filter(|bytes| *bytes > 0);
-    if let Some(bytes) = buffer {
-        facts.push(Fact::new(
+    facts = facts
+        .and(
             "size of the buffer, bytes",
-            f64::from(bytes),
+            buffer.map(f64::from),
             "1048576 or more",
             "SO_RCVBUF",
-        ));
-    }
-    facts.push(Fact::new(
-        "datagrams dropped there per second",
-        dropped / evidence.seconds(),
-        "0",
-        source,
-    ));
-    if let Some(busy) = evidence.busy() {
-        facts.push(Fact::new(
+        )
+        .and(
+            "datagrams dropped there per second",
+            dropped / evidence.seconds(),
+            "0",
+            source,
+        )
+        .and(
             "share of the time in which the program ran or was ready to run",
-            busy,
+            evidence.busy(),
             "below 0.85; above, the program is late",
             "schedstat",
-        ));
-    }
+        );
     let bytes = f64::from(buffer.unwrap_or(GOOD_LENGTH));
     let large = LENGTH.at(bytes);
     // At the default size the buffer is as much a cause as its reader; below, it is the cause.

@@ -50,37 +50,34 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let sent = evidence.both("Udp", "OutDatagrams").unwrap_or(0.0);
     let errors = errors.unwrap_or(0.0);
     let failed = errors / (errors + sent).max(1.0);
-    let mut facts = vec![Fact::new(
-        "share of sends that failed because the buffer was full",
-        failed,
-        "below 0.0005",
-        "/proc/net/snmp SndbufErrors",
-    )];
-    if let Some(fill) = fill {
-        facts.push(Fact::new(
+    let mut facts = Vec::new()
+        .and(
+            "share of sends that failed because the buffer was full",
+            failed,
+            "below 0.0005",
+            "/proc/net/snmp SndbufErrors",
+        )
+        .and(
             "mean fill level of the send buffer",
             fill,
             "below 0.3",
             "tx_queue of the tunnel's socket",
-        ));
-    }
+        );
     let buffer = udp.map(|socket| socket.send_buffer).min();
     let buffer = buffer.filter(|bytes| *bytes > 0);
-    if let Some(bytes) = buffer {
-        facts.push(Fact::new(
-            "size of the buffer, bytes",
-            f64::from(bytes),
-            "212992 or more",
-            "SO_SNDBUF",
-        ));
-    }
+    facts = facts.and(
+        "size of the buffer, bytes",
+        buffer.map(f64::from),
+        "212992 or more",
+        "SO_SNDBUF",
+    );
     let busy = evidence.busy().unwrap_or(0.0);
-    facts.push(Fact::new(
+    facts = facts.and(
         "share of the time in which the program ran or was ready to run",
         busy,
         "near 1, if it did not wait for space",
         "schedstat",
-    ));
+    );
     let blocked = FILL.at(fill.unwrap_or(0.0)) * (1.0 - BUSY.at(busy));
     let large = LENGTH.at(f64::from(buffer.unwrap_or(GOOD_LENGTH)));
     let weight = FAILED.at(failed).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);

@@ -47,8 +47,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let Some((strength, thread)) = worst else {
         return none().excludes();
     };
-    let mut facts = vec![
-        Fact::new(
+    let facts = Vec::new()
+        .and(
             format!(
                 "share of its runnable time in which thread {} waited for a processor",
                 thread.name
@@ -56,30 +56,27 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             thread.kept_waiting(),
             "below 0.2",
             "schedstat run delay",
-        ),
-        Fact::new(
+        )
+        .and(
             "share of the time in which it ran",
             thread.running,
             "as much as it is runnable",
             "schedstat",
-        ),
-    ];
-    if let Some(dropped) = evidence.inner(metric::TX_DROPPED) {
-        facts.push(Fact::new(
+        )
+        .and(
             "packets dropped per second in front of it",
-            dropped / evidence.seconds(),
+            evidence
+                .inner(metric::TX_DROPPED)
+                .map(|dropped| dropped / evidence.seconds()),
             "0",
             "rtnetlink tx_dropped of the guest's tap",
-        ));
-    }
-    if let Some(used) = evidence.used_by_others() {
-        facts.push(Fact::new(
+        )
+        .and(
             "processors used by other programs",
-            used,
+            evidence.used_by_others(),
             "fewer than the processors",
             "/proc/stat without the machine's threads",
-        ));
-    }
+        );
     let mut remedies = Vec::new();
     if program.nice > NICE {
         remedies.push(Remedy::here(

@@ -47,33 +47,35 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         // With a datapath in user space, lost packets are not among the misses.
         let missed = misses.max(lost);
         let all = (missed + hits).max(1.0);
-        facts.push(Fact::new(
-            "share of packets without a flow entry",
-            missed / all,
-            "below 0.01",
-            "datapath misses and lost",
-        ));
-        facts.push(Fact::new(
-            "share of packets for which no flow entry could be made",
-            lost / all,
-            "below 0.0005",
-            "datapath lost",
-        ));
+        facts = facts
+            .and(
+                "share of packets without a flow entry",
+                missed / all,
+                "below 0.01",
+                "datapath misses and lost",
+            )
+            .and(
+                "share of packets for which no flow entry could be made",
+                lost / all,
+                "below 0.0005",
+                "datapath lost",
+            );
         weight = Some(MISSED.at(missed / all).max(LOSS.at(lost / all)));
     }
     if let Some((threads, most)) = answering {
-        facts.push(Fact::new(
-            "share of the time in which its busiest upcall thread ran or was ready to run",
-            most,
-            "below 0.3",
-            "schedstat",
-        ));
-        facts.push(Fact::new(
-            "upcall threads",
-            threads as f64,
-            "as many as processors",
-            "the switch's threads",
-        ));
+        facts = facts
+            .and(
+                "share of the time in which its busiest upcall thread ran or was ready to run",
+                most,
+                "below 0.3",
+                "schedstat",
+            )
+            .and(
+                "upcall threads",
+                threads as f64,
+                "as many as processors",
+                "the switch's threads",
+            );
         weight = weight.or(Some(BUSY_ALONE * BUSY.at(most)));
     }
     let weight = weight

@@ -23,6 +23,32 @@ impl Ramp {
     }
 }
 
+/// A list of figures, to which those that were measured are added.
+pub(super) trait Facts: Sized {
+    /// Adds a figure, or nothing if its value is `None`.
+    fn and(
+        self,
+        name: impl Into<String>,
+        value: impl Into<Option<f64>>,
+        expected: impl Into<String>,
+        source: impl Into<String>,
+    ) -> Self;
+}
+
+impl Facts for Vec<Fact> {
+    fn and(
+        mut self,
+        name: impl Into<String>,
+        value: impl Into<Option<f64>>,
+        expected: impl Into<String>,
+        source: impl Into<String>,
+    ) -> Self {
+        let value = value.into();
+        self.extend(value.map(|value| Fact::new(name, value, expected, source)));
+        self
+    }
+}
+
 /// Returns the finding; if it is too light to be named, its first fact excludes the cause.
 pub(super) fn weighted(weight: f64, mut facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     if weight < LEAST_WEIGHT && !facts.is_empty() {
