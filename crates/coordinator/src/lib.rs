@@ -20,6 +20,7 @@ pub mod server;
 pub mod store;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError, Sockets};
@@ -27,6 +28,12 @@ pub use store::{
     Actor, Answer, AuditEntry, DeviceInfo, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo,
     MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId, TokenInfo,
 };
+
+/// Returns the current time, in seconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
 
 /// Locks; data behind a poisoned lock is still valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::to_bytes;
@@ -16,7 +16,7 @@ use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use seikan_proto::mesh::{
     BASE, Call, Credential, Cursor, Devices, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS,
     MAX_RELAYED, MAX_REQUEST, MAX_WAIT, Reason, Rotation,
@@ -28,7 +28,11 @@ use tokio::time::timeout;
 use super::app::{App, Pool};
 use super::limit::{Attempt, RequestKind};
 use super::refused::{Refused, json, long};
+use crate::now;
 use crate::store::{Actor, Answer, MemberId, MemberRef, Store, StoreError};
+
+/// Address of the host that sent a request.
+type Peer = ConnectInfo<SocketAddr>;
 
 /// Timeout of a request's body.
 const BODY: Duration = Duration::from_secs(10);
@@ -38,10 +42,10 @@ pub(super) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(&format!("{BASE}/join"), post(join))
         .route(&format!("{BASE}/changes"), get(changes))
-        .route(&format!("{BASE}/endpoints"), post(endpoints))
+        .route(&format!("{BASE}/endpoints"), change_own(endpoints))
         .route(&format!("{BASE}/call"), post(call))
-        .route(&format!("{BASE}/devices"), post(devices))
-        .route(&format!("{BASE}/key"), post(key))
+        .route(&format!("{BASE}/devices"), change_own(devices))
+        .route(&format!("{BASE}/key"), change_own(key))
         .route(&format!("{BASE}/leave"), post(leave))
         .method_not_allowed_fallback(wrong_method)
         .fallback(not_found)
@@ -60,7 +64,7 @@ async fn not_found() -> Refused {
 
 async fn join(
     State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    ConnectInfo(from): Peer,
     request: Request,
 ) -> Result<Response, Refused> {
     let from = from.ip().to_canonical();
@@ -183,7 +187,7 @@ struct ChangesQuery {
 
 async fn changes(
     State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    ConnectInfo(from): Peer,
     headers: HeaderMap,
     query: Result<Query<ChangesQuery>, QueryRejection>,
 ) -> Result<Response, Refused> {
@@ -245,24 +249,54 @@ async fn changes(
     }
 }
 
-async fn endpoints(
-    State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
-    request: Request,
-) -> Result<StatusCode, Refused> {
-    change_own(&app, from, request, |Endpoints { endpoints, relayed }| {
-        let endpoints = Endpoints {
-            endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
-            relayed: reachable(relayed, MAX_RELAYED)?,
-        };
-        Ok(move |store: &Store, id, _: &Actor| store.set_endpoints(id, &endpoints, now()))
-    })
-    .await
+fn endpoints(new: Endpoints) -> Result<OwnChange, Refused> {
+    let new = Endpoints {
+        endpoints: reachable(new.endpoints, MAX_ENDPOINTS)?,
+        relayed: reachable(new.relayed, MAX_RELAYED)?,
+    };
+    Ok(Box::new(move |store, id, _| {
+        store.set_endpoints(id, &new, now())
+    }))
+}
+
+fn devices(new: Devices) -> Result<OwnChange, Refused> {
+    Ok(Box::new(move |store, id, by| {
+        store.report_devices(id, &new, by, now())
+    }))
+}
+
+fn key(Rotation { public_key }: Rotation) -> Result<OwnChange, Refused> {
+    Ok(Box::new(move |store, id, by| {
+        store.set_key(id, &public_key, by, now())
+    }))
+}
+
+/// A change of what others receive about a member, which the member may make.
+type OwnChange = Box<dyn FnOnce(&Store, MemberId, &Actor) -> Result<bool, StoreError> + Send>;
+
+/// Returns a handler of requests for such a change; `parse` gets it from the body.
+fn change_own<B: DeserializeOwned + 'static>(
+    parse: fn(B) -> Result<OwnChange, Refused>,
+) -> MethodRouter<Arc<App>> {
+    post(
+        move |State(app): State<Arc<App>>, ConnectInfo(from): Peer, request: Request| async move {
+            let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
+            let work = parse(body(request).await?)?;
+            let by = Actor::Host(from.ip().to_canonical());
+            allow(&app, id, RequestKind::SetEndpoints)?;
+            let set = app.change(Pool::Changes, move |store| {
+                let id = store.authenticate(&credential)?;
+                work(store, id, &by)
+            });
+            set.await?;
+            Ok::<_, Refused>(StatusCode::NO_CONTENT)
+        },
+    )
 }
 
 async fn call(
     State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    ConnectInfo(from): Peer,
     request: Request,
 ) -> Result<StatusCode, Refused> {
     let (id, _, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
@@ -278,54 +312,9 @@ async fn call(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn devices(
-    State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
-    request: Request,
-) -> Result<StatusCode, Refused> {
-    change_own(&app, from, request, |devices: Devices| {
-        Ok(move |store: &Store, id, by: &Actor| store.report_devices(id, &devices, by, now()))
-    })
-    .await
-}
-
-async fn key(
-    State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
-    request: Request,
-) -> Result<StatusCode, Refused> {
-    change_own(&app, from, request, |Rotation { public_key }| {
-        Ok(move |store: &Store, id, by: &Actor| store.set_key(id, &public_key, by, now()))
-    })
-    .await
-}
-
-/// Changes what others receive about the member that sends the request, as its body says.
-async fn change_own<B, W>(
-    app: &Arc<App>,
-    from: SocketAddr,
-    request: Request,
-    parse: impl FnOnce(B) -> Result<W, Refused>,
-) -> Result<StatusCode, Refused>
-where
-    B: DeserializeOwned,
-    W: FnOnce(&Store, MemberId, &Actor) -> Result<bool, StoreError> + Send + 'static,
-{
-    let (id, credential, ()) = member(app, from, request.headers(), |_, _| Ok(())).await?;
-    let work = parse(body(request).await?)?;
-    let by = Actor::Host(from.ip().to_canonical());
-    allow(app, id, RequestKind::SetEndpoints)?;
-    let set = app.change(Pool::Changes, move |store| {
-        let id = store.authenticate(&credential)?;
-        work(store, id, &by)
-    });
-    set.await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
 async fn leave(
     State(app): State<Arc<App>>,
-    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    ConnectInfo(from): Peer,
     headers: HeaderMap,
 ) -> Result<StatusCode, Refused> {
     let (_, credential, ()) = member(&app, from, &headers, |_, _| Ok(())).await?;
@@ -395,10 +384,4 @@ fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>,
 fn encoded<T: Serialize>(answer: &T) -> Result<Response, Refused> {
     let body = serde_json::to_vec(answer).map_err(|_| StoreError::Interrupted)?;
     Ok(json(StatusCode::OK, body))
-}
-
-/// Returns the current time, in seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

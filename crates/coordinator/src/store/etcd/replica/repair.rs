@@ -7,7 +7,7 @@
 //! and the policy is that of the backup. The log records the restore.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use tracing::warn;
 
@@ -151,8 +151,7 @@ impl Replica {
                 return Err(self.away());
             }
             // The clock is read only here: the loading thread gets no time from a caller.
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let now = now.map_or(0, |now| now.as_secs());
+            let now = crate::now();
             let repair = |mesh: &mut Mesh| lost.repair(mesh, now).unwrap_or(false);
             let Proposal { rows, base, .. } = self.decide([repair].into_iter())?;
             let is_announced = epoch.restored != lost.restored;
