@@ -40,7 +40,7 @@ pub(crate) mod tests;
 use std::path::Path;
 use std::sync::Mutex;
 
-use etcd::Replica;
+use etcd::{Live, Replica};
 use file::File;
 use policy::PolicyHistory;
 use rows::{Head, Mesh};
@@ -183,22 +183,21 @@ impl Store {
 
     /// Reports a call of a member to the other coordinators of the mesh.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
-        if let Some(replica) = self.replica() {
-            replica.live().queue_call(member.0, caller);
+        if let Some(live) = self.live() {
+            live.queue_call(member.0, caller);
         }
     }
 
     /// Returns whether a member that has polled here has polled another coordinator since.
     pub fn polls_elsewhere(&self, member: MemberId) -> bool {
-        self.replica()
-            .is_some_and(|replica| replica.live().polls_elsewhere(member.0))
+        self.live()
+            .is_some_and(|live| live.polls_elsewhere(member.0))
     }
 
     /// Takes the calls that other coordinators have reported since the last call of this function:
     /// the callee and the caller.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
-        let calls = self.replica().map(|replica| replica.live().take_calls());
-        let calls = calls.into_iter().flatten();
+        let calls = self.live().map(Live::take_calls).into_iter().flatten();
         calls
             .map(|call| (MemberId(call.member), call.caller))
             .collect()
@@ -207,8 +206,7 @@ impl Store {
     /// Returns the addresses of the live coordinators of the mesh, this one included; empty for a
     /// file.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
-        let coordinators = self.replica().map(|replica| replica.live().coordinators());
-        coordinators.unwrap_or_default()
+        self.live().map(Live::coordinators).unwrap_or_default()
     }
 
     /// Returns the pin by which members verify every coordinator of the mesh: `own`, unless an
@@ -240,6 +238,10 @@ impl Store {
     }
 
     /// Returns the replica of a mesh in etcd; `None` for a file.
+    fn live(&self) -> Option<&Live> {
+        self.replica().map(Replica::live)
+    }
+
     fn replica(&self) -> Option<&Replica> {
         match &self.backing {
             Backing::File(_) => None,

@@ -21,6 +21,7 @@ mod replica;
 use std::env;
 use std::path::PathBuf;
 
+pub(super) use live::Live;
 #[cfg(fuzzing)]
 pub use replica::fuzzing;
 pub(super) use replica::{Replica, import};

@@ -169,8 +169,8 @@ impl Store {
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
         let seen = self.read(|mesh| Ok(last_seen(mesh, member(mesh, id)?)))?;
-        if let Some(replica) = self.replica() {
-            replica.live().note_poll(id.0, now);
+        if let Some(live) = self.live() {
+            live.note_poll(id.0, now);
             return Ok(());
         }
         if now < seen.saturating_add(SEEN_INTERVAL) {

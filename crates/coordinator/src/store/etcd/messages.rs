@@ -21,8 +21,6 @@ pub struct Header {
 pub struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    #[prost(int64, tag = "2")]
-    pub create_revision: i64,
     #[prost(int64, tag = "3")]
     pub mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
@@ -233,8 +231,6 @@ pub struct WatchCreateRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
     #[prost(bool, tag = "4")]
     pub canceled: bool,
     /// Oldest revision that is not compacted, if the watch asked for an earlier one.

@@ -81,7 +81,6 @@ fn event(line: &str, mod_revision: i64) -> Event {
     let (key, value) = line.split_once(' ').unwrap_or((line, ""));
     let kv = KeyValue {
         key: format!("/test/{key}").into_bytes(),
-        create_revision: 0,
         mod_revision,
         value: value.as_bytes().to_vec(),
         lease: 0,
