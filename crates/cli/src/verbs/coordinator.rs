@@ -10,14 +10,14 @@ pub mod view;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
+use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use nix::unistd::Uid;
-use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId};
+use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId, now};
 use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{PartyName, Pin, RelayKind, RelaySecret, RelayTls, Token};
 
@@ -44,22 +44,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => return serve::run(&arguments.serve),
         Some(CoordinatorVerb::Token(arguments)) => token(arguments)?,
         Some(CoordinatorVerb::Tokens(list)) => {
-            let tokens = list.directory.open()?.store.tokens()?;
+            let tokens = list.directory.open()?.tokens()?;
             view::tokens(&tokens, now(), list.json)?;
         }
         Some(CoordinatorVerb::Withdraw(arguments)) => withdraw(arguments)?,
         Some(CoordinatorVerb::Members(list)) => {
-            let members = list.directory.open()?.store.members()?;
+            let members = list.directory.open()?.members()?;
             view::members(&members, now(), list.json)?;
         }
         Some(CoordinatorVerb::Devices(list)) => {
-            let members = list.directory.open()?.store.members()?;
+            let members = list.directory.open()?.members()?;
             view::devices(&members, list.json)?;
         }
         Some(CoordinatorVerb::ApproveDevice(arguments)) => approve_device(arguments)?,
         Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments)?,
         Some(CoordinatorVerb::Relays(list)) => {
-            let relays = list.directory.open()?.store.relays()?;
+            let relays = list.directory.open()?.relays()?;
             view::relays(&relays, list.json)?;
         }
         Some(CoordinatorVerb::Relay(arguments)) => match &arguments.verb {
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(CoordinatorVerb::Tag(arguments)) => policy::tag(arguments)?,
         Some(CoordinatorVerb::Policy(arguments)) => return policy::run(arguments),
         Some(CoordinatorVerb::Audit(arguments)) => {
-            let entries = arguments.directory.open()?.store.audit(arguments.last)?;
+            let entries = arguments.directory.open()?.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)?;
         }
         Some(CoordinatorVerb::Import(arguments)) => snapshot::import(arguments)?,
@@ -83,6 +83,14 @@ struct Mesh {
     store: Store,
     operator: Actor,
     _lock: File,
+}
+
+impl Deref for Mesh {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
 }
 
 impl Directory {
@@ -177,19 +185,14 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
         tags: arguments.tags.clone(),
         devices: arguments.devices,
     };
-    mesh.store
-        .create_token(&token.digest(), &new, &mesh.operator, now())?;
+    mesh.create_token(&token.digest(), &new, &mesh.operator, now())?;
     let host = service::advertised_host(arguments.host.as_deref(), listener.port)?;
     view::token(&host, listener.pin, &token, &new)
 }
 
 fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
-    if !store.withdraw_token(TokenId(arguments.id), &operator, now())? {
+    let mesh = arguments.directory.open()?;
+    if !mesh.withdraw_token(TokenId(arguments.id), &mesh.operator, now())? {
         bail!(
             "cannot withdraw token {}: there is no such token; see `seikan coordinator tokens`",
             arguments.id
@@ -199,16 +202,14 @@ fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
 }
 
 fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
+    let mesh = arguments.directory.open()?;
     let name = &arguments.name;
     let removed = match name {
-        PartyName::Member(name) => store.remove(MemberRef::Name(name), &operator, now()),
+        PartyName::Member(name) => mesh.remove(MemberRef::Name(name), &mesh.operator, now()),
         // A device that was pending already needs no change.
-        PartyName::Device(name) => store.revoke_device(name, &operator, now()).map(|_| true),
+        PartyName::Device(name) => mesh
+            .revoke_device(name, &mesh.operator, now())
+            .map(|_| true),
     };
     match removed {
         Ok(true) => Ok(()),
@@ -220,17 +221,13 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
 }
 
 fn approve_device(arguments: &ApproveDevice) -> anyhow::Result<()> {
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
+    let mesh = arguments.directory.open()?;
     let (name, tags) = (&arguments.name, arguments.tags.as_slice());
     let tags = (!tags.is_empty()).then_some(tags);
     let approved = match &arguments.from {
-        Some(from) => store.move_device((from, name), tags, &operator, now()),
-        None => store
-            .approve_device(name, tags, &operator, now())
+        Some(from) => mesh.move_device((from, name), tags, &mesh.operator, now()),
+        None => mesh
+            .approve_device(name, tags, &mesh.operator, now())
             .map(|_| ()),
     };
     approved.with_context(|| format!("cannot approve {name}"))
@@ -253,22 +250,14 @@ fn add_relay(arguments: &AddRelay) -> anyhow::Result<()> {
             pin: arguments.pin,
         }),
     };
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
-    store.add_relay(&relay, &secret, &operator, now())?;
+    let mesh = arguments.directory.open()?;
+    mesh.add_relay(&relay, &secret, &mesh.operator, now())?;
     Ok(())
 }
 
 fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
-    if !store.remove_relay(&arguments.address, &operator, now())? {
+    let mesh = arguments.directory.open()?;
+    if !mesh.remove_relay(&arguments.address, &mesh.operator, now())? {
         bail!(
             "cannot remove relay {}: there is no such relay; see `seikan coordinator relays`",
             arguments.address
@@ -292,10 +281,4 @@ fn unknown(name: &PartyName) -> anyhow::Error {
 fn operator() -> Actor {
     let user = std::env::var("SUDO_USER").unwrap_or_else(|_| service::user_name(Uid::current()));
     Actor::Operator(user)
-}
-
-/// Returns the seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

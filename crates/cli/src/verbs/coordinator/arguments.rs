@@ -25,22 +25,22 @@ use super::{DIRECTORY, policy, serve, snapshot};
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    pub(super) verb: Option<CoordinatorVerb>,
+    pub verb: Option<CoordinatorVerb>,
     #[command(flatten)]
-    pub(super) serve: serve::ServeArguments,
+    pub serve: serve::ServeArguments,
 }
 
 /// The directory of a coordinator.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Directory {
+pub struct Directory {
     /// Directory of the coordinator
     #[arg(long, value_name = "DIR", default_value = DIRECTORY, value_hint = ValueHint::DirPath)]
-    pub(super) dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 /// Verbs of an administrator.
 #[derive(Debug, Subcommand)]
-pub(super) enum CoordinatorVerb {
+pub enum CoordinatorVerb {
     /// Create a join token and print the command that uses it
     Token(TokenArguments),
     /// List join tokens
@@ -76,30 +76,30 @@ pub(super) enum CoordinatorVerb {
 #[command(after_help = "Examples:\n  \
     sudo seikan coordinator token                        for one host, within a day\n  \
     sudo seikan coordinator token --reusable --tag web   for any number of hosts, with the tag `web`")]
-pub(super) struct TokenArguments {
+pub struct TokenArguments {
     /// Number of hosts that may join with it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) uses: u32,
+    pub uses: u32,
     /// Admit any number of hosts
     #[arg(long, conflicts_with = "uses")]
-    pub(super) reusable: bool,
+    pub reusable: bool,
     /// Lifetime: 90m, 24h, 7d, or `never`
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = expiry)]
-    pub(super) expires: Expiry,
+    pub expires: Expiry,
     /// Tag of the hosts that join with it (repeatable)
     #[arg(long = "tag", value_name = "TAG")]
-    pub(super) tags: Vec<Name>,
+    pub tags: Vec<Name>,
     /// Approve the devices behind hosts that join with it, with the tags of their gateway
     #[arg(long)]
-    pub(super) devices: bool,
+    pub devices: bool,
     /// Label in the list of tokens
     #[arg(long, value_name = "TEXT")]
-    pub(super) label: Option<String>,
+    pub label: Option<String>,
     /// Host name or address of this coordinator in the printed command [default: this host's name]
     #[arg(long, value_name = "HOST[:PORT]")]
-    pub(super) host: Option<String>,
+    pub host: Option<String>,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of a list.
@@ -109,24 +109,24 @@ pub(super) struct TokenArguments {
     sudo seikan coordinator devices --json\n  \
     sudo seikan coordinator tokens --json\n  \
     sudo seikan coordinator relays --json")]
-pub(super) struct List {
+pub struct List {
     /// Print JSON
     #[arg(long)]
-    pub(super) json: bool,
+    pub json: bool,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator withdraw`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan coordinator withdraw 3    withdraw number 3 of `seikan coordinator tokens`")]
-pub(super) struct Withdraw {
+pub struct Withdraw {
     /// Number of the token
     #[arg(value_name = "NUMBER")]
-    pub(super) id: i64,
+    pub id: i64,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator approve-device`.
@@ -136,18 +136,18 @@ pub(super) struct Withdraw {
     sudo seikan coordinator approve-device plc.site-a --tag plcs    with the tag `plcs`\n  \
     sudo seikan coordinator approve-device plc.site-b --from plc.site-a\n      \
     the device that was at `site-a`: it keeps its addresses and tags")]
-pub(super) struct ApproveDevice {
+pub struct ApproveDevice {
     /// Name of the device and of its gateway, as `seikan coordinator devices` lists it
     #[arg(value_name = "DEVICE.GATEWAY")]
-    pub(super) name: DeviceName,
+    pub name: DeviceName,
     /// Tag of the device (repeatable) [default: the tags of its gateway]
     #[arg(long = "tag", value_name = "TAG")]
-    pub(super) tags: Vec<Name>,
+    pub tags: Vec<Name>,
     /// Former name of the device, whose addresses and tags it keeps
     #[arg(long, value_name = "DEVICE.GATEWAY")]
-    pub(super) from: Option<DeviceName>,
+    pub from: Option<DeviceName>,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator revoke`.
@@ -155,11 +155,11 @@ pub(super) struct ApproveDevice {
 #[command(after_help = "Examples:\n  \
     sudo seikan coordinator revoke laptop        its peers close their sessions within seconds\n  \
     sudo seikan coordinator revoke plc.site-a    the device loses its address")]
-pub(super) struct Revoke {
+pub struct Revoke {
     /// Name of the member or device
-    pub(super) name: PartyName,
+    pub name: PartyName,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator relay`.
@@ -167,13 +167,13 @@ pub(super) struct Revoke {
 #[command(after_help = "Example:\n  \
     sudo seikan coordinator relay add relay.example.org:3478 --secret skr_...\n\n\
     `seikan relay secret`, on the host of the relay, prints this command.")]
-pub(super) struct RelayArguments {
+pub struct RelayArguments {
     #[command(subcommand)]
-    pub(super) verb: RelayVerb,
+    pub verb: RelayVerb,
 }
 
 #[derive(Debug, Subcommand)]
-pub(super) enum RelayVerb {
+pub enum RelayVerb {
     /// Add a relay for members without a direct path
     Add(AddRelay),
     /// Remove a relay
@@ -190,10 +190,10 @@ pub(super) enum RelayVerb {
     sudo seikan coordinator relay add turn.example.org:443 --turns --secret north\n      \
     the same over TLS\n\n\
     For a known address, this replaces the secret and the TLS settings.")]
-pub(super) struct AddRelay {
+pub struct AddRelay {
     /// Address of the relay, over UDP; with --turn also over TCP, with --turns over TLS
     #[arg(value_name = "HOST:PORT")]
-    pub(super) address: RelayAddress,
+    pub address: RelayAddress,
     /// Secret that the relay shares with the coordinator
     #[arg(
         long,
@@ -201,55 +201,55 @@ pub(super) struct AddRelay {
         env = "SEIKAN_RELAY_SECRET",
         hide_env_values = true
     )]
-    pub(super) secret: Zeroizing<String>,
+    pub secret: Zeroizing<String>,
     /// Use a TURN server that accepts coturn's time-limited credentials (static-auth-secret), over
     /// UDP and TCP
     #[arg(long)]
-    pub(super) turn: bool,
+    pub turn: bool,
     /// Use a TURN server as with --turn, but over TLS; the members' systems have to trust its
     /// certificate
     #[arg(long, conflicts_with = "turn")]
-    pub(super) turns: bool,
+    pub turns: bool,
     /// TCP port at which the relay also listens for TLS
     #[arg(long, value_name = "PORT", conflicts_with_all = ["turn", "turns"])]
-    pub(super) tls: Option<NonZeroU16>,
+    pub tls: Option<NonZeroU16>,
     /// Pin of the relay's certificate, unless the members' systems trust it
     #[arg(long, value_name = "PIN", requires = "tls")]
-    pub(super) pin: Option<Pin>,
+    pub pin: Option<Pin>,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator relay remove`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan coordinator relay remove relay.example.org:3478    members leave it within seconds")]
-pub(super) struct RemoveRelay {
+pub struct RemoveRelay {
     /// Address of the relay, as `seikan coordinator relays` lists it
     #[arg(value_name = "HOST:PORT")]
-    pub(super) address: RelayAddress,
+    pub address: RelayAddress,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Options of `coordinator audit`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan coordinator audit --last 20    the newest 20 entries, newest first")]
-pub(super) struct Audit {
+pub struct Audit {
     /// Maximum number of entries
     #[arg(long, value_name = "N", default_value_t = 100)]
-    pub(super) last: u32,
+    pub last: u32,
     /// Print JSON
     #[arg(long)]
-    pub(super) json: bool,
+    pub json: bool,
     #[command(flatten)]
-    pub(super) directory: Directory,
+    pub directory: Directory,
 }
 
 /// Lifetime of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expiry {
+pub enum Expiry {
     Never,
     After(Duration),
 }

@@ -13,7 +13,7 @@ use seikan_coordinator::{Store, StoreError};
 use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Name, Party, PartyName, Policy};
 
-use super::{Directory, Mesh, now, unknown};
+use super::{Directory, now, unknown};
 use crate::explain::Connection;
 use crate::screen::printable_lines;
 use changes::Changes;
@@ -110,7 +110,7 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         PolicyVerb::Set(arguments) => set(arguments),
         PolicyVerb::Show(arguments) => {
-            let mut text = arguments.directory.open()?.store.policy()?;
+            let mut text = arguments.directory.open()?.policy()?;
             // A terminal must not interpret control characters in the text; a file gets the text
             // unchanged.
             if io::stdout().is_terminal() {
@@ -125,15 +125,13 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
 
 /// Sets the tags of a member or device.
 pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
+    let mesh = arguments.directory.open()?;
     let name = &arguments.name;
     let set = match name {
-        PartyName::Member(name) => store.set_tags(name, &arguments.tags, &operator, now()),
-        PartyName::Device(name) => store.set_device_tags(name, &arguments.tags, &operator, now()),
+        PartyName::Member(name) => mesh.set_tags(name, &arguments.tags, &mesh.operator, now()),
+        PartyName::Device(name) => {
+            mesh.set_device_tags(name, &arguments.tags, &mesh.operator, now())
+        }
     };
     match set {
         Ok(_) => Ok(()),
@@ -150,23 +148,19 @@ fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
     let file = arguments.file.display();
     let text = std::fs::read_to_string(&arguments.file);
     let text = text.with_context(|| format!("cannot read {file}"))?;
-    let Mesh {
-        store,
-        operator,
-        _lock,
-    } = arguments.directory.open()?;
+    let mesh = arguments.directory.open()?;
     let policy = Policy::parse(&text).with_context(|| format!("cannot use the policy {file}"))?;
-    for warning in warnings(&store, &policy)? {
+    for warning in warnings(&mesh, &policy)? {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
-    let before = Policy::parse(&store.policy()?)?;
-    let members = store.members()?;
+    let before = Policy::parse(&mesh.policy()?)?;
+    let members = mesh.members()?;
     let changes = Changes::between(&before, &policy, &members);
     write!(io::stdout(), "{}", changes.describe())?;
     if !changes.own.is_empty() && !arguments.yes && !confirmed(&changes)? {
         return Ok(ExitCode::FAILURE);
     }
-    store.set_policy(&text, &operator, now())?;
+    mesh.set_policy(&text, &mesh.operator, now())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -223,7 +217,7 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
 }
 
 fn explain(arguments: &Explain) -> anyhow::Result<ExitCode> {
-    let store = arguments.directory.open()?.store;
+    let store = arguments.directory.open()?;
     let policy = Policy::parse(&store.policy()?)?;
     let members = store.members()?;
     let party = |name: &PartyName| -> anyhow::Result<Party> {

@@ -105,7 +105,7 @@ fn write_copy(
     arguments: &ExportArguments,
     failed: impl Fn() -> String,
 ) -> anyhow::Result<()> {
-    let copy = arguments.directory.open()?.store.export()?;
+    let copy = arguments.directory.open()?.export()?;
     file.write_all(&copy)
         .and_then(|()| file.sync_all())
         .with_context(failed)

@@ -9,7 +9,8 @@ use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelayTls, Token};
 use serde::Serialize;
 
 use crate::output::{self, counted};
-use crate::screen::{Align, DIM, RESET, Screen, Table, ago, printable};
+use crate::screen::Align::{self, Left, Right};
+use crate::screen::{DIM, RESET, Screen, Table, ago, printable};
 
 /// A join token; the token itself is not stored.
 #[derive(Serialize)]
@@ -153,15 +154,7 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<(
             valid: token.is_good(now),
         }));
     }
-    let mut table = Table::new(&[
-        ("number", Align::Right),
-        ("label", Align::Left),
-        ("used", Align::Right),
-        ("created", Align::Left),
-        ("state", Align::Left),
-        ("tags", Align::Left),
-    ]);
-    for token in tokens {
+    let rows = tokens.iter().map(|token| {
         let uses = token.uses.map_or("any".to_owned(), |uses| uses.to_string());
         let state = match (token.withdrawn, token.expires) {
             (Some(_), _) => "withdrawn".to_owned(),
@@ -170,16 +163,27 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<(
             (None, Some(end)) => format!("valid for {} min", (end - now).div_ceil(60)),
             (None, None) => "valid".to_owned(),
         };
-        table.row(vec![
+        vec![
             token.id.0.to_string(),
             printable(token.label.as_deref().unwrap_or("")),
             format!("{} of {uses}", token.used),
             since(token.created, now),
             state,
             names(&token.tags),
-        ]);
-    }
-    print_table(&table, tokens.len(), "token")
+        ]
+    });
+    print_table(
+        &[
+            ("number", Right),
+            ("label", Left),
+            ("used", Right),
+            ("created", Left),
+            ("state", Left),
+            ("tags", Left),
+        ],
+        rows,
+        "token",
+    )
 }
 
 /// Prints all members.
@@ -196,24 +200,16 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             at: info.coordinator.as_deref(),
         }));
     }
-    let mut table = Table::new(&[
-        ("name", Align::Left),
-        ("addresses", Align::Left),
-        ("endpoints", Align::Left),
-        ("last seen", Align::Left),
-        ("tags", Align::Left),
-    ]);
-    for info in members {
+    let rows = members.iter().map(|info| {
         let member = &info.member;
-        let addresses: Vec<String> = member.addresses.iter().map(ToString::to_string).collect();
         let at = match member.endpoints.split_first() {
             None => String::new(),
             Some((first, [])) => first.to_string(),
             Some((first, others)) => format!("{first} and {} more", others.len()),
         };
-        table.row(vec![
+        vec![
             member.name.to_string(),
-            addresses.join(" "),
+            joined(&member.addresses),
             at,
             match &info.coordinator {
                 Some(at) if at.is_empty() => "now".to_owned(),
@@ -221,9 +217,19 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
                 None => since(info.seen, now),
             },
             names(&member.tags),
-        ]);
-    }
-    print_table(&table, members.len(), "member")
+        ]
+    });
+    print_table(
+        &[
+            ("name", Left),
+            ("addresses", Left),
+            ("endpoints", Left),
+            ("last seen", Left),
+            ("tags", Left),
+        ],
+        rows,
+        "member",
+    )
 }
 
 /// Prints the devices behind all members.
@@ -247,27 +253,23 @@ pub fn devices(members: &[MemberInfo], as_json: bool) -> anyhow::Result<()> {
             }
         }));
     }
-    let mut table = Table::new(&[
-        ("name", Align::Left),
-        ("addresses", Align::Left),
-        ("state", Align::Left),
-        ("tags", Align::Left),
-    ]);
-    let mut rows = 0;
-    for (gateway, device) in all {
+    let rows = all.map(|(gateway, device)| {
         let (addresses, state, tags) = match device {
             DeviceInfo::Approved(device) => {
-                let addresses = device.addresses.iter().map(ToString::to_string);
-                let addresses: Vec<String> = addresses.collect();
-                (addresses.join(" "), "approved", names(&device.tags))
+                (joined(&device.addresses), "approved", names(&device.tags))
             }
             DeviceInfo::Pending(_) => (String::new(), "pending", String::new()),
         };
         let name = format!("{}.{gateway}", device.name());
-        table.row(vec![name, addresses, state.to_owned(), tags]);
-        rows += 1;
-    }
-    print_table(&table, rows, "device")
+        vec![name, addresses, state.to_owned(), tags]
+    });
+    let columns = [
+        ("name", Left),
+        ("addresses", Left),
+        ("state", Left),
+        ("tags", Left),
+    ];
+    print_table(&columns, rows, "device")
 }
 
 /// Prints all relays, without their secrets.
@@ -279,22 +281,18 @@ pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<()> {
             tls: relay.tls,
         }));
     }
-    let mut table = Table::new(&[
-        ("address", Align::Left),
-        ("kind", Align::Left),
-        ("TLS", Align::Left),
-    ]);
-    for relay in relays {
-        table.row(vec![
+    let rows = relays.iter().map(|relay| {
+        vec![
             relay.address.to_string(),
             relay.kind.as_str().to_owned(),
             relay.tls.map_or(String::new(), |tls| match tls.pin {
                 Some(_) => format!("port {}, pinned", tls.port),
                 None => format!("port {}", tls.port),
             }),
-        ]);
-    }
-    print_table(&table, relays.len(), "relay")
+        ]
+    });
+    let columns = [("address", Left), ("kind", Left), ("TLS", Left)];
+    print_table(&columns, rows, "relay")
 }
 
 /// Prints the log of changes.
@@ -307,28 +305,38 @@ pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<
             actor: &entry.actor,
         }));
     }
-    let mut table = Table::new(&[
-        ("when", Align::Left),
-        ("change", Align::Left),
-        ("subject", Align::Left),
-        ("by", Align::Left),
-    ]);
-    for entry in entries {
-        table.row(vec![
+    let rows = entries.iter().map(|entry| {
+        vec![
             since(entry.time, now),
             printable(&entry.change),
             printable(&entry.subject),
             printable(&entry.actor),
-        ]);
-    }
-    print_table(&table, entries.len(), "entry")
+        ]
+    });
+    print_table(
+        &[
+            ("when", Left),
+            ("change", Left),
+            ("subject", Left),
+            ("by", Left),
+        ],
+        rows,
+        "entry",
+    )
 }
 
-fn print_table(table: &Table, rows: usize, noun: &str) -> anyhow::Result<()> {
+fn print_table(
+    columns: &[(&str, Align)],
+    rows: impl Iterator<Item = Vec<String>>,
+    noun: &str,
+) -> anyhow::Result<()> {
+    let mut rows = rows.peekable();
     let mut screen = Screen(String::new());
-    if rows == 0 {
+    if rows.peek().is_none() {
         screen.0.push_str(&format!("no {noun}\n"));
     } else {
+        let mut table = Table::new(columns);
+        rows.for_each(|row| table.row(row));
         table.write(&mut screen);
     }
     write!(anstream::stdout(), "{}", screen.0)?;
@@ -341,6 +349,11 @@ fn print_rows(rows: impl Iterator<Item = impl Serialize>) -> anyhow::Result<()> 
 
 fn since(time: u64, now: u64) -> String {
     ago(Some(now.saturating_sub(time) as f64))
+}
+
+fn joined(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(" ")
 }
 
 fn names(all: &[Name]) -> String {
