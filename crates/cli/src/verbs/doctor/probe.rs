@@ -126,18 +126,18 @@ impl Counting {
         let outcome = self.echo.ping(sequence, size, patience)?;
         let bytes = size.max(self.echo.smallest()) as u64;
         let mut own = self.own.get();
+        let sent = OwnTraffic {
+            packets_out: 1,
+            bytes_out: bytes,
+            ..OwnTraffic::default()
+        };
         own += match outcome {
             Outcome::Answered(_) => OwnTraffic {
-                packets_out: 1,
-                bytes_out: bytes,
                 packets_in: 1,
                 bytes_in: bytes,
+                ..sent
             },
-            Outcome::Silent => OwnTraffic {
-                packets_out: 1,
-                bytes_out: bytes,
-                ..OwnTraffic::default()
-            },
+            Outcome::Silent => sent,
             Outcome::TooBig => OwnTraffic::default(),
         };
         self.own.set(own);

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use seikan_diagnose::exchange::{LONGEST, Load, Message, Ready, Request};
 use seikan_diagnose::{Evidence, Recording};
-use seikan_load::{Flow, Meter, reach};
+use seikan_load::{Flow, reach};
 use seikan_observe::path::{PathMap, Unseen};
 use seikan_ui::{Interrupt, Stop};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};
-use super::{Arguments, DEAD, KEEPALIVE, POLL, remove_own_flow, split, transport, tunnel_of};
+use super::{
+    Arguments, DEAD, KEEPALIVE, POLL, carry, remove_own_flow, split, transport, tunnel_of,
+};
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
@@ -93,7 +95,7 @@ impl Peer {
             let _raise = Stop(&stop);
             if let Some((load, flow)) = &flow {
                 let (load, flow, stop) = (*load, flow, &stop);
-                scope.spawn(move || carry(flow, load, stop));
+                scope.spawn(move || carry(flow, load, !load.reverse, stop));
                 interrupt.sleep(WARM_UP)?;
             }
             self.channel.send(&Message::Begin)?;
@@ -166,15 +168,6 @@ impl Peer {
         to.set_port(sink.port);
         let flow = reach(transport(load.kind), to, &sink.token.0, stop)?;
         Ok(Some((load, flow)))
-    }
-}
-
-/// Sends or receives the load.
-fn carry(flow: &Flow, load: Load, stop: &Interrupt) {
-    if load.reverse {
-        flow.receive(&Meter::default(), stop)
-    } else {
-        flow.send(load.rate, stop)
     }
 }
 

@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use seikan_config::{PresharedKey, parse_preshared_key};
 use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Load, LoadKind};
-use seikan_load::Transport;
+use seikan_load::{Flow, Meter, Transport};
 use seikan_sys::discover;
 use seikan_sys::netlink::Netlink;
 use zeroize::Zeroizing;
@@ -85,14 +85,18 @@ fn other(text: &str) -> Result<String, String> {
     split(text).map(|_| text.to_owned())
 }
 
+/// Returns an address without the brackets around it, if it has any.
+fn bare(text: &str) -> &str {
+    let inside = text.strip_prefix('[');
+    let inside = inside.and_then(|text| text.strip_suffix(']'));
+    inside.unwrap_or(text)
+}
+
 /// A host and a port: `10.8.0.1`, `host:9000`, `fd00::1`, `[fd00::1]:9000`.
 fn split(text: &str) -> Result<(String, u16), String> {
     let wrong =
         || format!("`{text}` is not HOST or HOST:PORT, such as 10.8.0.1 or [fd00::1]:{PORT}");
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'));
-    let bare = bare.unwrap_or(text);
+    let bare = bare(text);
     if bare.parse::<Ipv6Addr>().is_ok() {
         return Ok((bare.to_owned(), PORT));
     }
@@ -100,10 +104,7 @@ fn split(text: &str) -> Result<(String, u16), String> {
         Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
         None => (text, PORT),
     };
-    let host = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
+    let host = self::bare(host);
     let fits = !host.is_empty() && port != 0 && !host.contains(['[', ']', '/', ' ']);
     if fits && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok()) {
         Ok((host.to_owned(), port))
@@ -206,10 +207,7 @@ fn listen_addresses(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
         ]);
     }
     let address = text.parse().or_else(|_| {
-        let bare = text
-            .strip_prefix('[')
-            .and_then(|text| text.strip_suffix(']'));
-        let address = bare.unwrap_or(text).parse::<IpAddr>();
+        let address = bare(text).parse::<IpAddr>();
         address.map(|address| SocketAddr::new(address, PORT))
     });
     let address = address.with_context(|| {
@@ -222,6 +220,15 @@ fn transport(kind: LoadKind) -> Transport {
     match kind {
         LoadKind::Tcp => Transport::Tcp,
         LoadKind::Udp => Transport::Udp,
+    }
+}
+
+/// Sends or receives the load.
+fn carry(flow: &Flow, load: Load, sends: bool, stop: &Interrupt) {
+    if sends {
+        flow.send(load.rate, stop)
+    } else {
+        flow.receive(&Meter::default(), stop)
     }
 }
 

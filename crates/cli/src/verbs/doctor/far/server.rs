@@ -7,7 +7,8 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -17,14 +18,14 @@ use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{
     LONGEST_REQUEST, Load, Measurement, Message, Ready, Request, Sink, Token,
 };
-use seikan_load::Meter;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
 use seikan_ui::{Interrupt, Stop};
 
 use super::channel::{Channel, HANDSHAKE_TIMEOUT};
 use super::{
-    Arguments, DEAD, KEEPALIVE, POLL, listen_addresses, remove_own_flow, transport, tunnel_of,
+    Arguments, DEAD, KEEPALIVE, POLL, carry, listen_addresses, remove_own_flow, transport,
+    tunnel_of,
 };
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
@@ -41,8 +42,8 @@ struct Server<'a> {
     key: PresharedKey,
     interface: Option<&'a str>,
     allow_load: bool,
-    busy: AtomicBool,
-    connections: AtomicUsize,
+    /// Held by the active session.
+    busy: Mutex<()>,
     interrupt: &'a Interrupt,
 }
 
@@ -62,22 +63,23 @@ pub fn listen(
         key,
         interface,
         allow_load: arguments.allow_load,
-        busy: AtomicBool::new(false),
-        connections: AtomicUsize::new(0),
+        busy: Mutex::new(()),
         interrupt,
     };
+    // Each connection has a clone.
+    let connections = Arc::new(());
     std::thread::scope(|scope| {
         while !interrupt.is_raised() {
             match listener.accept() {
                 Ok((stream, from)) => {
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    let Some(slot) = server.slot() else {
+                    if Arc::strong_count(&connections) > CONNECTIONS {
                         continue;
-                    };
-                    let server = &server;
+                    }
+                    let (server, connection) = (&server, Arc::clone(&connections));
                     scope.spawn(move || {
-                        let _slot = slot;
                         server.serve(stream, from);
+                        drop(connection);
                     });
                 }
                 // No connection yet, an error of one connection, or no free descriptor: the service
@@ -99,35 +101,7 @@ fn bind(addresses: &[SocketAddr]) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Counts a connection until dropped.
-struct Slot<'a>(&'a AtomicUsize);
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The one active session.
-struct Session<'a>(&'a AtomicBool);
-
-impl Drop for Session<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-}
-
 impl Server<'_> {
-    fn slot(&self) -> Option<Slot<'_>> {
-        let slot = Slot(&self.connections);
-        (self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS).then_some(slot)
-    }
-
-    fn start_session(&self) -> Option<Session<'_>> {
-        let free = !self.busy.swap(true, Ordering::Relaxed);
-        free.then(|| Session(&self.busy))
-    }
-
     /// Serves a connection. A client without the key or without a request gets no answer, and no
     /// line is logged.
     fn serve(&self, stream: TcpStream, from: SocketAddr) {
@@ -145,7 +119,12 @@ impl Server<'_> {
                 return;
             }
         };
-        let Some(_session) = self.start_session() else {
+        // A session that panicked has ended, too.
+        let Some(_session) = (match self.busy.try_lock() {
+            Ok(session) => Some(session),
+            Err(TryLockError::Poisoned(session)) => Some(session.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }) else {
             let busy = "the doctor is busy with another session; try again later";
             let _ = channel.send(&Message::Refused(busy.into()));
             eprintln!("{from}: refused, busy with another session");
@@ -190,7 +169,7 @@ impl Server<'_> {
                 scope.spawn(move || {
                     // If the client does not connect, it reports that itself.
                     if let Ok(flow) = sink.accept(Some(from.ip()), &token.0, stop) {
-                        carry(&flow, load, stop);
+                        carry(&flow, load, load.reverse, stop);
                     }
                 });
             }
@@ -306,14 +285,5 @@ impl Server<'_> {
             && channel.last_received().elapsed() < DEAD
             && channel.receive(Instant::now() + POLL).is_ok()
         {}
-    }
-}
-
-/// Sends or receives the load.
-fn carry(flow: &seikan_load::Flow, load: Load, stop: &Interrupt) {
-    if load.reverse {
-        flow.send(load.rate, stop)
-    } else {
-        flow.receive(&Meter::default(), stop)
     }
 }
