@@ -120,6 +120,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         far,
         arguments,
         interrupt: &interrupt,
+        evidence: Vec::new(),
     };
     let count = paths.iter().filter(|there| **there).count() as f64;
     let rate = match arguments.load_rate {
@@ -131,10 +132,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (bench.loaded() * count).ceil()
     );
     let raw = bench.raw(raw)?;
-    let mut evidence = Vec::new();
-    let tunnel = bench.tunnel(tunnel, &mut evidence)?;
+    let tunnel = match tunnel {
+        Ok(path) => bench.report("tunnel", &path)?,
+        Err(error) => PathReport::unavailable(&error),
+    };
     let kernel = bench.kernel(kernel, &raw)?;
-    let doctor = worst(evidence, &raw, &tunnel);
+    let doctor = worst(std::mem::take(&mut bench.evidence), &raw, &tunnel);
     let report = Report {
         version: 1,
         host: name.to_owned(),
@@ -177,11 +180,7 @@ fn seed(token: &Token) -> u64 {
 }
 
 /// Names the cause in the direction that the tunnel slows down most.
-fn worst(
-    evidence: Vec<(bool, Recording, Evidence)>,
-    raw: &PathReport,
-    tunnel: &PathReport,
-) -> Option<Diagnosis> {
+fn worst(evidence: Vec<Ends>, raw: &PathReport, tunnel: &PathReport) -> Option<Diagnosis> {
     let rate = |path: &PathReport, reverse: bool| {
         let figures = path.figures.as_ref()?;
         Some(figures.direction(reverse).tcp_bits_per_second)
@@ -201,11 +200,16 @@ fn worst(
     })
 }
 
+/// The doctors' measurements of both ends; `true`: while the load ran from the far end.
+type Ends = (bool, Recording, Evidence);
+
 /// A run.
 struct Bench<'a> {
     far: Far,
     arguments: &'a Arguments,
     interrupt: &'a Interrupt,
+    /// Measurements of the tunnel, by direction.
+    evidence: Vec<Ends>,
 }
 
 impl Bench<'_> {
@@ -235,12 +239,11 @@ impl Bench<'_> {
     fn raw(&mut self, paths: anyhow::Result<Vec<Path>>) -> anyhow::Result<PathReport> {
         let paths = match paths {
             Ok(paths) => paths,
-            Err(error) => return Ok(PathReport::unavailable(format!("{error:#}"))),
+            Err(error) => return Ok(PathReport::unavailable(&error)),
         };
         let mut report = PathReport::default();
         for path in paths {
-            let measured = self.path("raw", &path, &mut Vec::new());
-            let measured = self.report(&path, measured)?;
+            let measured = self.report("raw", &path)?;
             if measured.figures.is_some() {
                 return Ok(measured);
             }
@@ -252,29 +255,14 @@ impl Bench<'_> {
         Ok(report)
     }
 
-    fn tunnel(
-        &mut self,
-        path: anyhow::Result<Path>,
-        evidence: &mut Vec<(bool, Recording, Evidence)>,
-    ) -> anyhow::Result<PathReport> {
-        match path {
-            Ok(path) => {
-                let measured = self.path("tunnel", &path, evidence);
-                self.report(&path, measured)
-            }
-            Err(error) => Ok(PathReport::unavailable(format!("{error:#}"))),
-        }
-    }
-
     /// Measures the kernel's WireGuard over the path outside of tunnels. `missing`: why it cannot be used.
     fn kernel(&mut self, missing: Option<String>, raw: &PathReport) -> anyhow::Result<PathReport> {
-        let Some(to) = raw.address.filter(|_| raw.figures.is_some()) else {
-            let reason = missing.unwrap_or_else(|| "the raw path does not work".to_owned());
-            return Ok(PathReport::unavailable(reason));
+        let to = raw.address.filter(|_| raw.figures.is_some());
+        let to = match (to, missing) {
+            (Some(to), None) => to,
+            (_, Some(reason)) => return Ok(PathReport::unavailable(reason)),
+            (None, None) => return Ok(PathReport::unavailable("the raw path does not work")),
         };
-        if let Some(reason) = missing {
-            return Ok(PathReport::unavailable(reason));
-        }
         let created = self.create_kernel(to).and_then(|kernel| {
             let path = Path {
                 to: kernel::far_address(),
@@ -285,13 +273,10 @@ impl Bench<'_> {
             Ok((kernel, path))
         });
         match created {
-            Ok((_kernel, path)) => {
-                let measured = self.path("kernel WireGuard", &path, &mut Vec::new());
-                self.report(&path, measured)
-            }
+            Ok((_kernel, path)) => self.report("kernel WireGuard", &path),
             Err(error) => {
                 self.interrupt.check()?;
-                Ok(PathReport::unavailable(format!("{error:#}")))
+                Ok(PathReport::unavailable(&error))
             }
         }
     }
@@ -307,32 +292,29 @@ impl Bench<'_> {
         Kernel::near(&key, peer, SocketAddr::new(to, port))
     }
 
-    /// Reports a path; only an interrupt ends the run.
-    fn report(&self, path: &Path, measured: anyhow::Result<Figures>) -> anyhow::Result<PathReport> {
+    /// Measures a path; only an interrupt ends the run.
+    fn report(&mut self, name: &str, path: &Path) -> anyhow::Result<PathReport> {
+        let measured = self.path(name, path);
         self.interrupt.check()?;
-        let (figures, unavailable) = match measured {
-            Ok(figures) => (Some(figures), None),
-            Err(error) => (None, Some(format!("{error:#}"))),
+        let report = match measured {
+            Ok(figures) => PathReport {
+                figures: Some(figures),
+                ..PathReport::default()
+            },
+            Err(error) => PathReport::unavailable(&error),
         };
         Ok(PathReport {
             address: Some(path.to),
             interface: path.tunnel.as_ref().map(|[here, _]| here.clone()),
-            unavailable,
-            figures,
+            ..report
         })
     }
 
-    /// Measures a path. If it is a tunnel, `evidence` gets the doctors' measurements of both directions.
-    fn path(
-        &mut self,
-        name: &str,
-        path: &Path,
-        evidence: &mut Vec<(bool, Recording, Evidence)>,
-    ) -> anyhow::Result<Figures> {
+    fn path(&mut self, name: &str, path: &Path) -> anyhow::Result<Figures> {
         let idle = self.phase(Kind::Idle, false, SHORT);
         let idle = self.one(name, path, idle)?.round_trips;
-        let to_far = self.direction(name, path, false, evidence)?;
-        let from_far = self.direction(name, path, true, evidence)?;
+        let to_far = self.direction(name, path, false)?;
+        let from_far = self.direction(name, path, true)?;
         Ok(Figures {
             idle: idle.into(),
             to_far,
@@ -340,13 +322,7 @@ impl Bench<'_> {
         })
     }
 
-    fn direction(
-        &mut self,
-        name: &str,
-        path: &Path,
-        reverse: bool,
-        evidence: &mut Vec<(bool, Recording, Evidence)>,
-    ) -> anyhow::Result<Direction> {
+    fn direction(&mut self, name: &str, path: &Path, reverse: bool) -> anyhow::Result<Direction> {
         let seconds = f64::from(self.arguments.seconds);
         let tcp = Phase {
             diagnose: path.tunnel.is_some(),
@@ -367,7 +343,8 @@ impl Bench<'_> {
             Udp::default()
         };
         let direction = Direction::of(&tcp, reverse, udp);
-        evidence.extend(tcp.evidence.map(|(near, far)| (reverse, near, far)));
+        self.evidence
+            .extend(tcp.evidence.map(|(near, far)| (reverse, near, far)));
         Ok(direction)
     }
 

@@ -1,5 +1,6 @@
 //! Results of a bench, as `--json` prints them.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 
 use seikan_diagnose::Verdict;
@@ -127,9 +128,9 @@ pub struct Udp {
 
 impl PathReport {
     /// A path that was not measured, for this reason.
-    pub fn unavailable(reason: String) -> Self {
+    pub fn unavailable(reason: impl Display) -> Self {
         PathReport {
-            unavailable: Some(reason),
+            unavailable: Some(format!("{reason:#}")),
             ..PathReport::default()
         }
     }

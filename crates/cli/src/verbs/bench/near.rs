@@ -214,15 +214,7 @@ impl Drop for Far {
     fn drop(&mut self) {
         // The far end ends at the end of its input.
         self.control = None;
-        let until = Instant::now() + ENDS;
-        while Instant::now() < until {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        wait(&mut self.child);
     }
 }
 
@@ -242,6 +234,7 @@ fn greet(child: &mut Child) -> std::io::Result<Option<(Control<Reply>, String)>>
     )))
 }
 
+/// Waits a moment for the end of the process, and ends it otherwise.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let until = Instant::now() + ENDS;
     while Instant::now() < until {

@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_path_that_was_not_measured_has_its_reason() {
-        let missing = PathReport::unavailable("port 9588 does not answer".into());
+        let missing = PathReport::unavailable("port 9588 does not answer");
         assert_eq!(about(&missing), "not measured: port 9588 does not answer");
     }
 }
