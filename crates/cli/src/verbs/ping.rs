@@ -85,8 +85,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             None => break,
         }
     }
-    print(&mut out, arguments.json, &Line::Summary(&summary))?;
-    Ok(if summary.answered() == 0 {
+    print(&mut out, arguments.json, &Line::Summary(summary.line()))?;
+    Ok(if summary.rtts.is_empty() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -188,13 +188,13 @@ pub enum Line<'a> {
         from: Path,
     },
     /// The last line.
-    Summary(#[cfg_attr(test, schemars(with = "SummaryLine<'a>"))] &'a Summary),
+    Summary(SummaryLine<'a>),
 }
 
 /// Counts of all requests, as printed.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct SummaryLine<'a> {
+pub struct SummaryLine<'a> {
     /// Name of the peer, or its key.
     name: &'a str,
     /// Number of requests.
@@ -208,30 +208,29 @@ struct SummaryLine<'a> {
     /// Longest round trip in microseconds.
     max_us: Option<u64>,
     /// Replies by path.
-    paths: Vec<PathReplies<'a>>,
+    paths: &'a [PathReplies],
 }
 
 /// Replies by one path.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct PathReplies<'a> {
+pub struct PathReplies {
     #[serde(flatten)]
-    path: &'a Path,
+    path: Path,
     /// Number of replies.
     answered: u64,
 }
 
 /// Counts of all requests.
 #[derive(Debug, Default)]
-pub struct Summary {
+struct Summary {
     name: String,
     sent: u64,
     /// Round trip of each reply, in microseconds.
     rtts: Vec<u64>,
     /// Path of the latest request.
     path: Option<Path>,
-    /// Number of replies by path.
-    paths: Vec<(Path, u64)>,
+    paths: Vec<PathReplies>,
 }
 
 impl Summary {
@@ -249,9 +248,12 @@ impl Summary {
             }
             if let Some(us) = pong.rtt_us {
                 self.rtts.push(us);
-                match self.paths.iter_mut().find(|(path, _)| path == to) {
-                    Some((_, count)) => *count += 1,
-                    None => self.paths.push((to.clone(), 1)),
+                match self.paths.iter_mut().find(|replies| replies.path == *to) {
+                    Some(replies) => replies.answered += 1,
+                    None => self.paths.push(PathReplies {
+                        path: to.clone(),
+                        answered: 1,
+                    }),
                 }
             }
         }
@@ -262,41 +264,18 @@ impl Summary {
         lines
     }
 
-    fn answered(&self) -> usize {
-        self.rtts.len()
-    }
-
-    /// Returns minimum, median and maximum of the round trips, in microseconds.
-    fn min_median_max(&self) -> Option<[u64; 3]> {
+    fn line(&self) -> SummaryLine<'_> {
         let mut sorted = self.rtts.clone();
         sorted.sort_unstable();
-        Some([
-            *sorted.first()?,
-            *sorted.get((sorted.len() - 1) / 2)?,
-            *sorted.last()?,
-        ])
-    }
-}
-
-impl Serialize for Summary {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let spread = self.min_median_max();
-        let paths = self.paths.iter();
         SummaryLine {
             name: &self.name,
             sent: self.sent,
-            answered: self.answered(),
-            min_us: spread.map(|[min, _, _]| min),
-            median_us: spread.map(|[_, median, _]| median),
-            max_us: spread.map(|[_, _, max]| max),
-            paths: paths
-                .map(|(path, answered)| PathReplies {
-                    path,
-                    answered: *answered,
-                })
-                .collect(),
+            answered: sorted.len(),
+            min_us: sorted.first().copied(),
+            median_us: sorted.get(sorted.len().saturating_sub(1) / 2).copied(),
+            max_us: sorted.last().copied(),
+            paths: &self.paths,
         }
-        .serialize(serializer)
     }
 }
 
@@ -343,19 +322,19 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for SummaryLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, sent, answered) = (printable(&self.name), self.sent, self.answered());
+        let (name, sent, answered) = (printable(self.name), self.sent, self.answered);
         write!(f, "\n{name}: {sent} sent, {answered} answered")?;
-        if let Some([min, median, max]) = self.min_median_max() {
-            let (min, median, max) = (ms(min), ms(median), ms(max));
+        if let [Some(min), Some(median), Some(max)] = [self.min_us, self.median_us, self.max_us] {
+            let [min, median, max] = [min, median, max].map(ms);
             write!(
                 f,
                 "; round trip {min}/{median}/{max} {CYAN}ms{RESET} {DIM}(min/median/max){RESET}"
             )?;
         }
-        for (path, count) in &self.paths {
-            write!(f, "\n  {count} {}", ShownPath(path))?;
+        for PathReplies { path, answered } in self.paths {
+            write!(f, "\n  {answered} {}", ShownPath(path))?;
         }
         Ok(())
     }
@@ -445,7 +424,7 @@ mod tests {
                 text += &format!("{line}\n");
             }
         }
-        text += &Line::Summary(&summary).to_string();
+        text += &Line::Summary(summary.line()).to_string();
         assert_eq!(plain(&text) + "\n", include_str!("ping.txt"));
     }
 
@@ -468,7 +447,7 @@ mod tests {
         assert_eq!(ping["ping"]["number"], 2);
         assert_eq!(ping["ping"]["rtt_us"], 8_400);
         assert_eq!(ping["ping"]["path"]["relayed"], false);
-        let line = json(&Line::Summary(&summary));
+        let line = json(&Line::Summary(summary.line()));
         assert_eq!(line["summary"]["answered"], 2);
         assert_eq!(line["summary"]["max_us"], 17_104);
         assert_eq!(line["summary"]["paths"][1]["answered"], 1);
@@ -479,8 +458,11 @@ mod tests {
         let mut summary = Summary::default();
         let pong = pong(None, None, Some(Silence::NoAddress));
         assert_eq!(summary.add(&pong).len(), 1);
-        assert_eq!(summary.min_median_max(), None);
-        assert_eq!(plain(&summary.to_string()), "\ndb-1: 1 sent, 0 answered");
+        assert_eq!(summary.line().median_us, None);
+        assert_eq!(
+            plain(&summary.line().to_string()),
+            "\ndb-1: 1 sent, 0 answered"
+        );
     }
 
     #[test]
