@@ -39,20 +39,33 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the status";
     let places = RuntimeDirs::for_client(arguments.interface.as_deref());
-    if let Some(name) = &arguments.interface {
-        let name: InterfaceName = name.parse().context(FAILED)?;
-        let status = ask::status(&places, name.as_str()).context(FAILED)?;
-        if arguments.json {
-            output::print_json(&status)?;
-        } else {
-            print(std::slice::from_ref(&status), arguments.verbose)?;
+    let name = arguments.interface.as_deref();
+    let (all, code) = of_running(&places, name).context(FAILED)?;
+    if arguments.json {
+        match &all[..] {
+            [one] if name.is_some() => output::print_json(one)?,
+            _ => output::print_json(&all)?,
         }
-        return Ok(ExitCode::SUCCESS);
+    } else if all.is_empty() && code == ExitCode::SUCCESS {
+        anstream::eprintln!("No tunnel is running. `seikan up FILE` starts one.");
+    } else {
+        print(&all, arguments.verbose)?;
     }
-    let mut code = ExitCode::SUCCESS;
-    let mut all = Vec::new();
-    for name in ask::running(&places).context(FAILED)? {
-        match ask::status(&places, &name) {
+    Ok(code)
+}
+
+/// Returns the status of a tunnel, or of all that run, and the exit code.
+pub fn of_running(
+    places: &RuntimeDirs,
+    name: Option<&str>,
+) -> anyhow::Result<(Vec<Status>, ExitCode)> {
+    if let Some(name) = name {
+        let name: InterfaceName = name.parse()?;
+        return Ok((vec![ask::status(places, name.as_str())?], ExitCode::SUCCESS));
+    }
+    let (mut all, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    for name in ask::running(places)? {
+        match ask::status(places, &name) {
             Ok(status) => all.push(status),
             // The tunnel has just stopped.
             Err(ask::AskError::NotRunning(_)) => {}
@@ -63,14 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if arguments.json {
-        output::print_json(&all)?;
-    } else if all.is_empty() && code == ExitCode::SUCCESS {
-        anstream::eprintln!("No tunnel is running. `seikan up FILE` starts one.");
-    } else {
-        print(&all, arguments.verbose)?;
-    }
-    Ok(code)
+    Ok((all, code))
 }
 
 fn print(all: &[Status], verbose: bool) -> anyhow::Result<()> {

@@ -1,20 +1,20 @@
 //! `seikan gateway status`: shows running gateways, with rates from two samples.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use seikan_config::InterfaceName;
 use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::status::Status;
 use seikan_node::status::gateway::GatewayStatus;
 use serde::Serialize;
 
 use super::view;
 use crate::output;
 use crate::screen::Screen;
+use crate::verbs::status::of_running;
 
 /// Interval between the two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -53,53 +53,42 @@ pub struct TunnelGateway {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the gateway's status";
     let places = RuntimeDirs::default();
-    let mut code = ExitCode::SUCCESS;
-    let names = match &arguments.interface {
-        Some(name) => {
-            let name: InterfaceName = name.parse().context(FAILED)?;
-            vec![name.to_string()]
-        }
-        None => ask::running(&places).context(FAILED)?,
-    };
-    let mut samples = BTreeMap::new();
-    for name in names {
-        match (ask::status(&places, &name), &arguments.interface) {
-            (Ok(status), _) => {
-                if let Some(gateway) = status.gateway {
-                    samples.insert(name, (gateway, Instant::now()));
-                } else if arguments.interface.is_some() {
-                    bail!(
-                        "cannot show the gateway of `{name}`: its configuration has no [gateway]"
-                    );
-                }
-            }
-            (Err(error), Some(_)) => return Err(error).context(FAILED),
-            // The gateway has just stopped.
-            (Err(ask::AskError::NotRunning(_)), None) => {}
-            (Err(error), None) => {
-                output::error(&error.into());
-                code = ExitCode::FAILURE;
-            }
+    let name = arguments.interface.as_deref();
+    let (statuses, code) = of_running(&places, name).context(FAILED)?;
+    let mut samples = Vec::new();
+    for Status {
+        interface, gateway, ..
+    } in statuses
+    {
+        match gateway {
+            Some(gateway) => samples.push((interface, gateway)),
+            None if name.is_none() => {}
+            None => bail!(
+                "cannot show the gateway of `{}`: its configuration has no [gateway]",
+                interface.name
+            ),
         }
     }
     if !samples.is_empty() {
         std::thread::sleep(INTERVAL);
     }
     let mut all = Vec::new();
-    for (interface, (first, at)) in samples {
-        let second = match ask::status(&places, &interface) {
-            Ok(status) => status.gateway,
-            Err(ask::AskError::NotRunning(_)) => None,
-            Err(error) => return Err(error).context(FAILED),
-        };
-        let gateway = match second {
-            Some(mut gateway) => {
-                gateway.since(&first, at.elapsed().as_secs_f64());
-                gateway
+    for (interface, mut gateway) in samples {
+        match ask::status(&places, &interface.name) {
+            Ok(second) => {
+                if let Some(mut second_gateway) = second.gateway {
+                    let seconds = second.interface.uptime_s - interface.uptime_s;
+                    second_gateway.since(&gateway, seconds);
+                    gateway = second_gateway;
+                }
             }
-            None => first,
-        };
-        all.push(TunnelGateway { interface, gateway });
+            Err(ask::AskError::NotRunning(_)) => {}
+            Err(error) => return Err(error).context(FAILED),
+        }
+        all.push(TunnelGateway {
+            interface: interface.name,
+            gateway,
+        });
     }
     print(&all, arguments)?;
     Ok(code)
