@@ -59,11 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let name = config.name.as_str();
     let places = RuntimeDirs::for_client(Some(name));
-    if ask::running(&places)
-        .unwrap_or_default()
-        .iter()
-        .any(|running| running == name)
-    {
+    if places.is_running(name).unwrap_or(false) {
         ask::stop(&places, name, STOP_TIMEOUT).with_context(|| format!("cannot stop `{name}`"))?;
     }
     remove(&file)?;

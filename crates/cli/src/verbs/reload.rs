@@ -59,7 +59,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interface = config.name.clone();
     let name = interface.as_str();
     let dirs = RuntimeDirs::for_client(Some(name));
-    if !ask::running(&dirs)?.iter().any(|running| running == name) {
+    // A request to a tunnel that cannot be examined fails with the reason.
+    if !dirs.is_running(name).unwrap_or(true) {
         bail!("cannot reload `{name}`: it is not running; `seikan up` starts it");
     }
     let status = ask::status(&dirs, name)?;
