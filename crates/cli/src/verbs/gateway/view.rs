@@ -93,8 +93,15 @@ fn head(gateway: &GatewayStatus, out: &mut Screen) {
         );
         out.line("duplicate address", text);
     }
-    unattributed(&gateway.unattributed, out);
-    refused(&gateway.refused, out);
+    let consumed = match gateway.unattributed.consumed {
+        0 => String::new(),
+        count => format!(
+            ", {} of them ARP, neighbour discovery and similar",
+            number(count)
+        ),
+    };
+    no_device("of no device", &gateway.unattributed, "out", &consumed, out);
+    no_device("refused", &gateway.refused, "in", " from the tunnel", out);
     advice(gateway, out);
 }
 
@@ -137,34 +144,14 @@ fn responder(responder: &Responder, out: &mut Screen) {
     }
 }
 
-/// Shows packets that belong to no device.
-fn unattributed(unattributed: &Direction, out: &mut Screen) {
-    if unattributed.packets_in == 0 {
+/// Shows packets that belong to no device; `about` follows their number.
+fn no_device(label: &str, of: &Direction, direction: &str, about: &str, out: &mut Screen) {
+    if of.packets_in == 0 {
         return;
     }
-    let mut text = format!("{} packets", number(unattributed.packets_in));
-    if unattributed.consumed > 0 {
-        let consumed = number(unattributed.consumed);
-        let _ = write!(
-            text,
-            ", {consumed} of them ARP, neighbour discovery and similar"
-        );
-    }
-    out.line("of no device", text);
-    for (name, count) in &unattributed.drops {
-        out.drop(*count, "out", &sentence(name));
-    }
-}
-
-/// Shows packets from the tunnel that are for no device.
-fn refused(refused: &Direction, out: &mut Screen) {
-    if refused.packets_in == 0 {
-        return;
-    }
-    let text = format!("{} packets from the tunnel", number(refused.packets_in));
-    out.line("refused", text);
-    for (name, count) in &refused.drops {
-        out.drop(*count, "in", &sentence(name));
+    out.line(label, format!("{} packets{about}", number(of.packets_in)));
+    for (name, count) in &of.drops {
+        out.drop(*count, direction, &sentence(name));
     }
 }
 
@@ -285,7 +272,8 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
     } else {
         out.line("overlay addresses", list(&device.overlay));
     }
-    for (label, direction) in [("out", &device.outbound), ("in", &device.inbound)] {
+    let directions = [("out", &device.outbound), ("in", &device.inbound)];
+    for (label, direction) in directions {
         let (size, packets) = (bytes(direction.bytes_out), number(direction.packets_out));
         let mut text = format!("{size} in {packets} packets");
         if label == "out"
@@ -306,7 +294,7 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
     rules(device, out);
     if drops(device) > 0 {
         out.heading("dropped");
-        for (label, direction) in [("out", &device.outbound), ("in", &device.inbound)] {
+        for (label, direction) in directions {
             for (name, count) in &direction.drops {
                 out.drop(*count, label, &sentence(name));
             }
@@ -330,11 +318,8 @@ fn rules(device: &DeviceStatus, out: &mut Screen) {
         out.heading(label);
         for rule in rules {
             let rule_text = printable(&rule.rule);
-            let (preposition, flows) = (
-                if direction == "from" { "from" } else { "to" },
-                number(rule.flows),
-            );
-            let text = format!("{preposition} {rule_text}");
+            let flows = number(rule.flows);
+            let text = format!("{direction} {rule_text}");
             let plural = if rule.flows == 1 { "" } else { "s" };
             let _ = writeln!(
                 out.0,

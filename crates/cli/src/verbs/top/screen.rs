@@ -159,6 +159,18 @@ impl TableContent {
     }
 }
 
+fn table(
+    heading: &'static str,
+    columns: &'static [&'static str],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> TableContent {
+    TableContent {
+        heading,
+        columns,
+        rows: rows.collect(),
+    }
+}
+
 /// Returns the tables with rows, the most relevant first.
 fn all_tables(view: &View) -> Vec<TableContent> {
     let now = &view.now;
@@ -265,14 +277,9 @@ fn drops(now: &Evidence) -> TableContent {
     });
     let mut growing: Vec<(String, u64)> = growing.collect();
     growing.sort_by_key(|(_, lost)| Reverse(*lost));
-    TableContent {
-        heading: "dropped",
-        columns: &["per s"],
-        rows: growing
-            .into_iter()
-            .map(|(name, lost)| vec![name, rate(Some(lost as f64), now)])
-            .collect(),
-    }
+    let rows = growing.into_iter();
+    let rows = rows.map(|(name, lost)| vec![name, rate(Some(lost as f64), now)]);
+    table("dropped", &["per s"], rows)
 }
 
 fn loss_repair(view: &View) -> TableContent {
@@ -286,11 +293,11 @@ fn loss_repair(view: &View) -> TableContent {
             per_second(repair.not_restored),
         ]
     };
-    TableContent {
-        heading: "lost on the path to",
-        columns: &["%", "restored/s", "not restored/s"],
-        rows: view.repairs.found.iter().map(row).collect(),
-    }
+    table(
+        "lost on the path to",
+        &["%", "restored/s", "not restored/s"],
+        view.repairs.found.iter().map(row),
+    )
 }
 
 fn interfaces(now: &Evidence) -> TableContent {
@@ -313,11 +320,11 @@ fn interfaces(now: &Evidence) -> TableContent {
             queued.map(rounded).unwrap_or_default(),
         ]
     });
-    TableContent {
-        heading: "interface",
-        columns: &["out Mb/s", "in Mb/s", "out pkt/s", "in pkt/s", "queued"],
-        rows: rows.collect(),
-    }
+    table(
+        "interface",
+        &["out Mb/s", "in Mb/s", "out pkt/s", "in pkt/s", "queued"],
+        rows,
+    )
 }
 
 fn percent(share: f64) -> String {
@@ -339,11 +346,11 @@ fn threads(now: &Evidence) -> TableContent {
             rounded(thread.preempted),
         ]
     });
-    TableContent {
-        heading: "thread",
-        columns: &["running", "waiting", "sleeps/s", "preempted/s"],
-        rows: rows.collect(),
-    }
+    table(
+        "thread",
+        &["running", "waiting", "sleeps/s", "preempted/s"],
+        rows,
+    )
 }
 
 fn processors(now: &Evidence) -> TableContent {
@@ -360,11 +367,11 @@ fn processors(now: &Evidence) -> TableContent {
             cell(metric::STEAL_NS),
         ])
     });
-    TableContent {
-        heading: "processor",
-        columns: &["busy", "user", "system", "softirq", "stolen"],
-        rows: rows.collect(),
-    }
+    table(
+        "processor",
+        &["busy", "user", "system", "softirq", "stolen"],
+        rows,
+    )
 }
 
 fn connections(now: &Evidence) -> TableContent {
@@ -387,11 +394,7 @@ fn connections(now: &Evidence) -> TableContent {
             rate(now.tcp(flow, metric::TCP_RETRANS), now),
         ])
     });
-    TableContent {
-        heading: "TCP to",
-        columns: &["Mbit/s", "RTT ms", "cwnd", "retrans/s"],
-        rows: rows.collect(),
-    }
+    table("TCP to", &["Mbit/s", "RTT ms", "cwnd", "retrans/s"], rows)
 }
 
 fn sockets(now: &Evidence) -> TableContent {
@@ -411,11 +414,11 @@ fn sockets(now: &Evidence) -> TableContent {
                 rate(now.growth(&subject, metric::UDP_DROPS), now),
             ]
         });
-    TableContent {
-        heading: "socket of the tunnel",
-        columns: &["in, KiB", "out, KiB", "lost/s"],
-        rows: rows.collect(),
-    }
+    table(
+        "socket of the tunnel",
+        &["in, KiB", "out, KiB", "lost/s"],
+        rows,
+    )
 }
 
 #[cfg(test)]
