@@ -2,7 +2,7 @@
 
 use seikan_diagnose::Evidence;
 use seikan_observe::path::SocketFacts;
-use seikan_observe::{Column, Subject, metric};
+use seikan_observe::{Subject, metric};
 use seikan_ui::axis::{Frame, Scale, format_number};
 use seikan_ui::palette::{BAD, KINDS, OWN, SECOND};
 use seikan_ui::svg::Svg;
@@ -35,12 +35,9 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .main_flow()
         .ok_or("no TCP connection of this host sent through the tunnel (record at the sender)")?;
     let readings = readings(evidence, flow);
-    let (Some(first), Some(last)) = (readings.first(), readings.last()) else {
+    let [first, .., last] = &readings[..] else {
         return Err("the connection did not last long enough".into());
     };
-    if readings.len() < 2 {
-        return Err("the connection did not last long enough".into());
-    }
     let x = Scale::new(0.0, seconds(evidence).last().copied().unwrap_or(1.0));
     let mut svg = Svg::default();
     let base = first.acknowledged;
@@ -51,19 +48,12 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         seen.filter_map(|reading| Some((reading.at, of(reading)?)))
             .collect()
     };
-    let top_of = |readings: &[Reading]| {
-        let window = |reading: &Reading| reading.window.filter(|_| has_far_window.is_none());
-        let tops = readings
-            .iter()
-            .map(|reading| reading.sent.max(window(reading).unwrap_or(0.0)));
-        tops.fold(0.0, f64::max)
-    };
-    let frame = Frame::wide(
-        60.0,
-        300.0,
-        x,
-        Scale::from_zero(megabytes(top_of(&readings)), 5),
-    );
+    let tops = readings.iter().map(|reading| {
+        let window = reading.window.filter(|_| has_far_window.is_none());
+        reading.sent.max(window.unwrap_or(0.0))
+    });
+    let top = megabytes(tops.fold(0.0, f64::max));
+    let frame = Frame::wide(60.0, 300.0, x, Scale::from_zero(top, 5));
     legend(&mut svg, 18.0, has_far_window, &readings);
     frame.title(&mut svg, "sequence numbers since the recording began", "MB");
     frame.y_axis(&mut svg, 5);
@@ -163,7 +153,14 @@ fn far_window(readings: &[Reading]) -> Option<f64> {
 /// Returns the readings of a connection from samples with sufficient values.
 fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
     let times = seconds(evidence);
-    let of = |name: &str| Points::of(evidence.column(&Subject::Tcp(flow.inode), name));
+    let of = |name: &str| {
+        let column = evidence.column(&Subject::Tcp(flow.inode), name);
+        move |index: u32| {
+            let points = &column?.points;
+            let found = points.binary_search_by_key(&index, |(index, _)| *index);
+            Some(points[found.ok()?].1 as f64)
+        }
+    };
     let (sent, acknowledged) = (of(metric::TCP_BYTES_SENT), of(metric::TCP_BYTES_ACKED));
     let (retransmitted, mss) = (of(metric::TCP_RETRANS), of(metric::TCP_MSS));
     let (window, congestion) = (of(metric::TCP_SND_WND), of(metric::TCP_CWND));
@@ -172,26 +169,25 @@ fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
     let mut all = Vec::new();
     for (index, at) in times.into_iter().enumerate() {
         let index = index as u32;
-        let (Some(total), Some(acknowledged)) = (sent.at(index), acknowledged.at(index)) else {
+        let (Some(total), Some(acknowledged)) = (sent(index), acknowledged(index)) else {
             continue;
         };
-        let size = mss.at(index).unwrap_or(0.0);
-        let retransmitted = retransmitted.at(index).unwrap_or(0.0);
+        let size = mss(index).unwrap_or(0.0);
+        let retransmitted = retransmitted(index).unwrap_or(0.0);
         // Retransmitted segments may be short. If the estimate is below the acknowledged bytes, the
         // bytes in flight are added to those instead.
         let once = total - retransmitted * size;
         let sent = if once >= acknowledged {
             once
         } else {
-            acknowledged + in_flight.at(index).unwrap_or(0.0) * size
+            acknowledged + in_flight(index).unwrap_or(0.0) * size
         };
-        let congestion = congestion.at(index).map(|segments| segments * size);
+        let congestion = congestion(index).map(|segments| segments * size);
         all.push(Reading {
             at,
             sent,
             acknowledged,
-            window: window
-                .at(index)
+            window: window(index)
                 .filter(|bytes| *bytes > 0.0)
                 .map(|bytes| acknowledged + bytes),
             congestion: congestion.filter(|bytes| *bytes > 0.0),
@@ -200,20 +196,6 @@ fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
         before = Some(retransmitted);
     }
     all
-}
-
-/// Values of a column by sample.
-struct Points<'a>(&'a [(u32, u64)]);
-
-impl<'a> Points<'a> {
-    fn of(column: Option<&'a Column>) -> Self {
-        Points(column.map_or(&[], |column| &column.points))
-    }
-
-    fn at(&self, index: u32) -> Option<f64> {
-        let found = self.0.binary_search_by_key(&index, |(index, _)| *index);
-        Some(self.0[found.ok()?].1 as f64)
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Share of each processor's time in softirqs over time, as a heat map.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use seikan_diagnose::Evidence;
 use seikan_observe::{Column, Subject, metric};
@@ -49,18 +49,13 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let title = "softirqs, of each processor's time";
     let x = Scale::new(0.0, end);
     let mut top = 34.0;
-    let full = scale(&mut svg, top, &["0", "50", "100 %"], true);
-    map(&mut svg, (top, height, x), title, &rows, &shares, full);
+    scale(&mut svg, top, "100 %", true);
+    map(&mut svg, (top, height, x), title, &rows, &shares, true);
     top += height * rows.len() as f64 + 84.0;
-    let most = format_number(most_runs);
-    let full = scale(
-        &mut svg,
-        top,
-        &["0", "", &format!("{most} per second")],
-        false,
-    );
+    let most = format!("{} per second", format_number(most_runs));
+    scale(&mut svg, top, &most, false);
     let title = "runs of the receive softirq (NET_RX)";
-    map(&mut svg, (top, height, x), title, &rows, &rates, full);
+    map(&mut svg, (top, height, x), title, &rows, &rates, false);
     let bottom = top + height * rows.len() as f64;
     let left_out = if count > rows.len() {
         format!(
@@ -84,11 +79,10 @@ fn total(row: &[Cell]) -> f64 {
     row.iter().map(|cell| cell.softirq).sum()
 }
 
-/// Draws the colour scale at the right end of a title; returns whether it ends in red.
-fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
+/// Draws the colour scale at the right end of a title, from 0 to `most`.
+fn scale(svg: &mut Svg, top: f64, most: &str, is_share: bool) {
     let width = 100.0;
-    let last = super::svg::width(labels[2], SIZE);
-    let left = RIGHT - last - 8.0 - width;
+    let left = RIGHT - super::svg::width(most, SIZE) - 8.0 - width;
     for step in 0..10 {
         let share = f64::from(step) / 9.0;
         let (colour, opacity) = shade(share, is_share);
@@ -100,9 +94,8 @@ fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
         ];
         svg.rectangle(at, colour, opacity, "");
     }
-    svg.text((left - 8.0, top - 9.0), Anchor::End, FAINT, labels[0]);
-    svg.text((RIGHT, top - 9.0), Anchor::End, FAINT, labels[2]);
-    is_share
+    svg.text((left - 8.0, top - 9.0), Anchor::End, FAINT, "0");
+    svg.text((RIGHT, top - 9.0), Anchor::End, FAINT, most);
 }
 
 /// Returns the colour of a share: stronger is more, and a processor without other work is red.
@@ -160,7 +153,7 @@ fn map(
 /// each processor.
 fn cells(evidence: &Evidence, end: f64, columns: usize) -> Vec<(u32, Vec<Cell>)> {
     let times = seconds(evidence);
-    let mut rows: BTreeMap<u32, Vec<Cell>> = BTreeMap::new();
+    let mut rows = Vec::new();
     let states = [
         metric::USER_NS,
         metric::SYSTEM_NS,
@@ -193,9 +186,9 @@ fn cells(evidence: &Evidence, end: f64, columns: usize) -> Vec<(u32, Vec<Cell>)>
                 row[column].runs += growth;
             },
         );
-        rows.insert(*cpu, row);
+        rows.push((*cpu, row));
     }
-    rows.into_iter().collect()
+    rows
 }
 
 /// Adds the growth of a counter to the column of its middle.
