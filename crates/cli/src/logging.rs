@@ -131,19 +131,14 @@ impl LogArguments {
                 .map_err(|error| anyhow!("cannot use SEIKAN_LOG: {error}"))?,
             (None, Err(_)) => Levels::at(LevelFilter::INFO),
         };
-        let levels = levels.0;
-        let subscriber = match self.log_format {
-            // The type of the layer depends on the format of its fields.
-            LogFormat::Json => {
-                let layer = layer.fmt_fields(JsonFields::new()).with_filter(levels);
-                tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer))
-            }
-            LogFormat::Text => {
-                let layer = layer.with_filter(levels);
-                tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer))
-            }
+        // The type of the layer depends on the format of its fields.
+        let layer = match self.log_format {
+            LogFormat::Json => layer.fmt_fields(JsonFields::new()).boxed(),
+            LogFormat::Text => layer.boxed(),
         };
-        subscriber.map_err(|error| anyhow!("cannot start the log: {error}"))
+        let subscriber = tracing_subscriber::registry().with(layer.with_filter(levels.0));
+        tracing::subscriber::set_global_default(subscriber)
+            .map_err(|error| anyhow!("cannot start the log: {error}"))
     }
 
     /// Whether warnings are for a reader at a terminal.
@@ -186,18 +181,15 @@ impl Limited {
     /// before.
     fn count(&self, event: Identifier, now: Instant) -> (bool, u32) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Count {
+        let new = || Count {
             since: now,
             count: 0,
         };
-        let entry = counts.entry(event).or_insert(new);
+        let entry = counts.entry(event).or_insert_with(new);
         let mut left_out = 0;
         if now.duration_since(entry.since) >= Duration::from_secs(60) {
             left_out = entry.count.saturating_sub(PER_MINUTE);
-            *entry = Count {
-                since: now,
-                count: 0,
-            };
+            *entry = new();
         }
         entry.count = entry.count.saturating_add(1);
         (entry.count <= PER_MINUTE, left_out)

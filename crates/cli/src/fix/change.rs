@@ -57,8 +57,9 @@ impl Change {
     /// The kernel refuses the change.
     pub fn apply(&self) -> Result<()> {
         let made = match &self.action {
-            Action::QueueLength { packets, .. } => self.write(&State::Number((*packets).into())),
-            Action::Mtu { bytes, .. } => self.write(&State::Number((*bytes).into())),
+            Action::QueueLength { packets: to, .. } | Action::Mtu { bytes: to, .. } => {
+                self.write(&State::Number((*to).into()))
+            }
             Action::Offload { link, feature, on } => {
                 let feature: Feature = feature.parse().map_err(|error: String| anyhow!(error))?;
                 Ok(Ethtool::open()?.set_feature(link, feature, *on)?)

@@ -60,21 +60,14 @@ fn optional_path() -> impl TypedValueParser<Value = PathBuf> {
 struct SettingsFile {
     endpoints: Vec<String>,
     prefix: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     ca: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     cert: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     password_file: Option<PathBuf>,
     /// Number of the mesh, as text: TOML's integers end at 2^63.
-    #[serde(skip_serializing_if = "Option::is_none")]
     mesh: Option<String>,
     /// Address by which members reach the coordinator of this directory.
-    #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
 }
 
