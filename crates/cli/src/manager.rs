@@ -8,6 +8,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use sd_notify::NotifyState;
 
+use crate::screen::joined;
+
 /// A connection to the service manager. It has to be made before privileges are dropped.
 pub struct Manager(Option<UnixDatagram>);
 
@@ -22,9 +24,8 @@ impl Manager {
     /// compromised process could use it. Does nothing without a manager.
     pub fn notify_ready(&mut self, status: &str) {
         let states = [NotifyState::Ready, NotifyState::Status(status)];
-        let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
         if let Some(socket) = self.0.take() {
-            let _ = socket.send(lines.join("\n").as_bytes());
+            let _ = socket.send(joined(states, "\n").as_bytes());
         }
     }
 }

@@ -174,6 +174,12 @@ pub fn printable_lines(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// Returns the items as one text, with a separator between them.
+pub fn joined(items: impl IntoIterator<Item: ToString>, separator: &str) -> String {
+    let items = items.into_iter().map(|item| item.to_string());
+    items.collect::<Vec<_>>().join(separator)
+}
+
 /// Formats a number with thousands separators.
 pub fn number(count: u64) -> String {
     let digits = count.to_string();

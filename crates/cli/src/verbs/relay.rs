@@ -20,7 +20,7 @@ use seikan_tls::Certificate;
 
 use crate::logging::LogArguments;
 use crate::manager::Manager;
-use crate::screen::{DIM, RESET, printable};
+use crate::screen::{DIM, RESET, joined, printable};
 use crate::service;
 
 /// Default directory.
@@ -261,10 +261,9 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
         }
     }
     let addresses = relay.addresses().context("cannot get the bound port")?;
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let mut line = format!(
         "the relay listens on {}, ports for pairs {first_port} to {}",
-        addresses.join(" and "),
+        joined(addresses, " and "),
         arguments.ports.end()
     );
     let tls_address = relay.tls_address().context("cannot get the TLS port")?;

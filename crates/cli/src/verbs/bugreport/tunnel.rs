@@ -20,7 +20,7 @@ use seikan_ui::Interrupt;
 
 use super::archive::{Content, Report};
 use super::{log, output_of};
-use crate::screen::plain;
+use crate::screen::{joined, plain};
 use crate::verbs::doctor::text::Page;
 use crate::verbs::doctor::{drawing, measure};
 use crate::verbs::netcheck;
@@ -203,8 +203,7 @@ impl Tunnel {
     }
 
     fn parts(&self, names: &[&str]) -> String {
-        let names: Vec<_> = names.iter().map(|name| self.part(name)).collect();
-        names.join(", ")
+        joined(names.iter().map(|name| self.part(name)), ", ")
     }
 }
 

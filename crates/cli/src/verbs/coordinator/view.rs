@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::output::{self, counted};
 use crate::screen::Align::{self, Left, Right};
-use crate::screen::{DIM, RESET, Screen, Table, ago, printable};
+use crate::screen::{DIM, RESET, Screen, Table, ago, joined, printable};
 
 /// A join token; the token itself is not stored.
 #[derive(Serialize)]
@@ -169,7 +169,7 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<(
             format!("{} of {uses}", token.used),
             since(token.created, now),
             state,
-            names(&token.tags),
+            joined(&token.tags, " "),
         ]
     });
     print_table(
@@ -209,14 +209,14 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
         };
         vec![
             member.name.to_string(),
-            joined(&member.addresses),
+            joined(&member.addresses, " "),
             at,
             match &info.coordinator {
                 Some(at) if at.is_empty() => "now".to_owned(),
                 Some(at) => format!("now, at {at}"),
                 None => since(info.seen, now),
             },
-            names(&member.tags),
+            joined(&member.tags, " "),
         ]
     });
     print_table(
@@ -255,9 +255,11 @@ pub fn devices(members: &[MemberInfo], as_json: bool) -> anyhow::Result<()> {
     }
     let rows = all.map(|(gateway, device)| {
         let (addresses, state, tags) = match device {
-            DeviceInfo::Approved(device) => {
-                (joined(&device.addresses), "approved", names(&device.tags))
-            }
+            DeviceInfo::Approved(device) => (
+                joined(&device.addresses, " "),
+                "approved",
+                joined(&device.tags, " "),
+            ),
             DeviceInfo::Pending(_) => (String::new(), "pending", String::new()),
         };
         let name = format!("{}.{gateway}", device.name());
@@ -349,13 +351,4 @@ fn print_rows(rows: impl Iterator<Item = impl Serialize>) -> anyhow::Result<()> 
 
 fn since(time: u64, now: u64) -> String {
     ago(Some(now.saturating_sub(time) as f64))
-}
-
-fn joined(addresses: &[IpAddr]) -> String {
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    addresses.join(" ")
-}
-
-fn names(all: &[Name]) -> String {
-    all.iter().map(Name::as_str).collect::<Vec<_>>().join(" ")
 }

@@ -9,7 +9,7 @@ use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transp
 
 use super::text::{Page, wrap};
 use crate::output::counted;
-use crate::screen::{BOLD, DIM, RED, RESET, number, printable, width};
+use crate::screen::{BOLD, DIM, RED, RESET, joined, number, printable, width};
 
 /// Widest label: a command's name with its number.
 const LABEL: usize = 24;
@@ -190,8 +190,8 @@ fn link(link: &LinkFacts) -> Vec<String> {
         lines.push(format!("off: {}", off.join(", ")));
     }
     if link.rps.iter().any(|cpus| !cpus.is_empty()) {
-        let spread: Vec<_> = link.rps.iter().map(|cpus| ranges(cpus)).collect();
-        lines.push(format!("receives on processors {}", spread.join("; ")));
+        let spread = link.rps.iter().map(|cpus| ranges(cpus));
+        lines.push(format!("receives on processors {}", joined(spread, "; ")));
     }
     lines
 }
@@ -305,6 +305,9 @@ fn counts(words: impl Iterator<Item = String>, page: &Page) -> String {
 
 /// Numbers as `taskset -c` takes them: `0-3,7`.
 fn ranges(numbers: &[u32]) -> String {
+    if numbers.is_empty() {
+        return "none".into();
+    }
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
         match runs.last_mut() {
@@ -319,12 +322,7 @@ fn ranges(numbers: &[u32]) -> String {
             format!("{first}-{last}")
         }
     });
-    let runs: Vec<_> = runs.collect();
-    if runs.is_empty() {
-        "none".into()
-    } else {
-        runs.join(",")
-    }
+    joined(runs, ",")
 }
 
 /// Returns the step of the path where the cause is. If the first remedy changes an interface, this

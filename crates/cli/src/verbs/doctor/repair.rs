@@ -14,7 +14,7 @@ use seikan_ui::{Interrupt, Progress, ProgressBar};
 use super::measure;
 use crate::fix::watchdog::Watchdog;
 use crate::fix::{self, Fix};
-use crate::screen::printable;
+use crate::screen::{joined, printable};
 
 /// Maximum number of remedies that are tested.
 const MAX_REMEDIES: usize = 2;
@@ -202,10 +202,7 @@ pub fn tried(attempts: &[Attempt]) -> String {
 fn described(trial: &Trial) -> String {
     let rates = |of: &dyn Fn(&(Block, Block)) -> Block| {
         let rates = trial.pairs.iter().map(|pair| of(pair).throughput / 1e6);
-        rates
-            .map(|rate| format!("{rate:.0}"))
-            .collect::<Vec<_>>()
-            .join(", ")
+        joined(rates.map(|rate| format!("{rate:.0}")), ", ")
     };
     let how = match &trial.decision {
         Decision::Keep => "  kept; `seikan doctor --undo` reverts it".to_owned(),

@@ -10,7 +10,7 @@ use seikan_observe::path::Unseen;
 use super::drawing;
 use super::text::{Page, paragraph, wrap};
 use crate::output::counted;
-use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, rounded, width};
+use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, joined, printable, rounded, width};
 
 /// Maximum number of figures in a summary.
 const SUMMARY_FIGURES: usize = 3;
@@ -288,10 +288,9 @@ fn confidence(verdict: &Verdict, page: &Page, out: &mut String) {
     });
     if verdict.chain.len() > 1 {
         let arrow = page.either(" → ", " -> ");
-        let chain: Vec<_> = verdict.chain.iter().map(|cause| cause.name()).collect();
         say(&format!(
             "Chain from cause to symptom: {}.",
-            chain.join(arrow)
+            joined(&verdict.chain, arrow)
         ));
     }
     if let Some(Moves { counter, lag, r }) = &verdict.moves {
@@ -309,12 +308,14 @@ fn confidence(verdict: &Verdict, page: &Page, out: &mut String) {
         ));
     }
     if !verdict.alternatives.is_empty() {
-        let names: Vec<_> = verdict.alternatives.iter().map(|it| it.name()).collect();
         let label = match verdict.cause {
             Cause::Healthy => "Weak findings",
             _ => "Other possible causes",
         };
-        say(&format!("{label}: {}.", names.join(", ")));
+        say(&format!(
+            "{label}: {}.",
+            joined(&verdict.alternatives, ", ")
+        ));
     }
 }
 

@@ -7,8 +7,8 @@ use seikan_node::status::gateway::{DeviceStatus, GatewayStatus, Responder, SideS
 use seikan_observe::DropReason;
 
 use crate::screen::{
-    Align, CYAN, DIM, GREEN, RED, RESET, Screen, Table, YELLOW, ago, bytes, milliseconds, number,
-    printable, sentence, width,
+    Align, CYAN, DIM, GREEN, RED, RESET, Screen, Table, YELLOW, ago, bytes, joined, milliseconds,
+    number, printable, sentence, width,
 };
 
 /// Maximum devices in the table of `seikan status`.
@@ -256,11 +256,10 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
         out.line("MAC", mac);
     }
     let list = |addresses: &[std::net::IpAddr]| {
-        let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-        if texts.is_empty() {
+        if addresses.is_empty() {
             format!("{DIM}unknown yet{RESET}")
         } else {
-            texts.join(", ")
+            joined(addresses, ", ")
         }
     };
     out.line("LAN addresses", list(&device.lan));

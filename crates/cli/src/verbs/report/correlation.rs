@@ -8,6 +8,7 @@ use seikan_ui::svg::Svg;
 use super::suspects::suspects;
 use super::trace::throughput;
 use super::{Drawing, Scene};
+use crate::screen::joined;
 
 /// Number of counters shown: the strongest.
 const SHOWN: usize = 3;
@@ -95,13 +96,12 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         let lag = f64::from(curve.best.lag) * length;
         format!("{}: {} at {lag:+.1} s", curve.title, written(&curve.best.r))
     });
-    let label: Vec<_> = label.collect();
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "correlation by lag"),
         caption: format!(
             "Pearson's r between changes of throughput and of a counter, at each lag. Bands are 95 % intervals of a block bootstrap, dots \
              the strongest lags. A band that contains 0 shows no correlation, and correlation is no proof: both may have a common cause. {}.",
-            label.join("; ")
+            joined(label, "; ")
         ),
     })
 }

@@ -2,13 +2,13 @@
 
 use anyhow::Context;
 use askama::Template;
-use seikan_diagnose::{Cause, Recording, Verdict};
+use seikan_diagnose::{Recording, Verdict};
 use seikan_ui::PAGE_STYLE;
 use seikan_ui::palette::style_rules;
 use seikan_ui::time::utc;
 
 use super::{Absent, Picture};
-use crate::screen::{plain, printable, rounded};
+use crate::screen::{joined, plain, printable, rounded};
 use crate::verbs::doctor::text::Page as Paper;
 use crate::verbs::doctor::{drawing, view};
 
@@ -55,10 +55,6 @@ pub fn page(
         .expected
         .map(|bits| format!(", of {} expected", rounded(bits / 1e6)));
     let megabits = rounded(verdict.throughput / 1e6);
-    let names = |causes: &[Cause], between: &str| {
-        let names: Vec<_> = causes.iter().map(|cause| cause.name()).collect();
-        names.join(between)
-    };
     let facts = verdict.evidence.iter().map(|fact| Fact {
         name: printable(&fact.name),
         value: rounded(fact.value),
@@ -66,10 +62,10 @@ pub fn page(
         source: printable(&fact.source),
     });
     let remedies = verdict.remedies.iter().map(|remedy| {
-        let commands: Vec<_> = remedy.commands.iter().map(|text| printable(text)).collect();
+        let commands = remedy.commands.iter().map(|text| printable(text));
         (
             printable(&view::remedy_in_words(remedy)),
-            commands.join("\n"),
+            joined(commands, "\n"),
         )
     });
     let out = |is_seen: bool| {
@@ -101,9 +97,9 @@ pub fn page(
         facts: facts.collect(),
         chain: match verdict.chain.len() {
             0 | 1 => String::new(),
-            _ => names(&verdict.chain, " → "),
+            _ => joined(&verdict.chain, " → "),
         },
-        alternatives: names(&verdict.alternatives, ", "),
+        alternatives: joined(&verdict.alternatives, ", "),
         remedies: remedies.collect(),
         lists: [
             ("Excluded causes", out(true)),

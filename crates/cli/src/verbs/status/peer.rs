@@ -12,7 +12,8 @@ use seikan_node::status::{
 use seikan_proto::constants::REJECT_AFTER_TIME;
 
 use crate::screen::{
-    CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, number, printable, sentence,
+    CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, joined, number, printable,
+    sentence,
 };
 
 /// Returns why no packets may come from a peer; `None` for a peer that answers, or to which nothing
@@ -68,9 +69,11 @@ pub fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
         },
     );
     for device in &peer.devices {
-        let addresses: Vec<_> = device.addresses.iter().map(ToString::to_string).collect();
         let name = printable(&device.name);
-        out.line("device", format!("{name}, {}", addresses.join(", ")));
+        out.line(
+            "device",
+            format!("{name}, {}", joined(&device.addresses, ", ")),
+        );
     }
     if let Some(seconds) = peer.persistent_keepalive_s {
         out.line(

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use super::peer::{DIRECTIONS, append_counters, rtt, traffic, unaccounted};
 use crate::screen::{
-    DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, number, printable, sentence,
+    DIM, GREEN, RED, RESET, Screen, YELLOW, bytes, duration, joined, number, printable, sentence,
 };
 use crate::verbs::gateway;
 
@@ -67,8 +67,7 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     if let Some(mesh) = &status.mesh {
         out.line("mesh", self::mesh(mesh));
         if !mesh.reflexive.is_empty() {
-            let reflexive: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
-            out.line("public endpoints", reflexive.join(", "));
+            out.line("public endpoints", joined(&mesh.reflexive, ", "));
         }
         if let Some(proxy) = &mesh.web_proxy {
             out.line("web proxy", web_proxy(proxy));
@@ -311,7 +310,7 @@ fn offloads(capabilities: &BTreeMap<String, Capability>) -> String {
         let reason = printable(reason);
         format!("no {} {DIM}({reason}){RESET}", names.join(", "))
     });
-    listed.collect::<Vec<_>>().join("; ")
+    joined(listed, "; ")
 }
 
 #[cfg(test)]
