@@ -32,6 +32,7 @@ use text::Page;
 use self::loss_repair::LossRepair;
 
 use crate::fix::Fix;
+use crate::output;
 use crate::recording::{self, Draft};
 
 /// Arguments of `seikan doctor`.
@@ -153,7 +154,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let loss_repair = loss_repair.unwrap_or_default();
     if !arguments.json {
         let repaired = loss_repair::render(&loss_repair, first.cause, &Page::of_stdout());
-        print(&(screen(&first, &recording, arguments) + &repaired))?;
+        let screen = screen(&first, &recording, arguments);
+        write!(output::stdout(), "{screen}{repaired}")?;
     }
     let mut tried = Ok(Vec::new());
     if let Some(fix) = fix {
@@ -178,7 +180,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         verdict: verdict(&recording, far.as_ref()),
     };
     if arguments.json {
-        print_json(&report)?;
+        output::print_json(&report)?;
     }
     Ok(exit_code(&report.verdict, arguments))
 }
@@ -194,10 +196,11 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
         loss_repair: Vec::new(),
     };
     if arguments.json {
-        print_json(&report)?;
+        output::print_json(&report)?;
     } else {
         let screen = screen(&report.verdict, recording, arguments);
-        print(&(screen + &repair::tried(&report.fixes)))?;
+        let tried = repair::tried(&report.fixes);
+        write!(output::stdout(), "{screen}{tried}")?;
     }
     Ok(exit_code(&report.verdict, arguments))
 }
@@ -226,9 +229,10 @@ pub fn verdict(recording: &Recording, far: Option<&Evidence>) -> Verdict {
 
 fn show_map(map: &PathMap, json: bool) -> anyhow::Result<ExitCode> {
     if json {
-        print_json(map)?
+        output::print_json(map)?
     } else {
-        print(&drawing::draw(map, None, &Page::of_stdout()))?
+        let drawing = drawing::draw(map, None, &Page::of_stdout());
+        write!(output::stdout(), "{drawing}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -251,17 +255,4 @@ pub struct Report {
     fixes: Vec<Attempt>,
     /// Loss repair of the tunnel during the measurement, by peer; empty for other tunnels and recordings.
     loss_repair: Vec<LossRepair>,
-}
-
-fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    let json = serde_json::to_string_pretty(value).context("cannot write JSON")?;
-    writeln!(std::io::stdout(), "{json}")?;
-    Ok(())
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    // Removes colours unless it is a terminal, and under NO_COLOR.
-    let mut out = anstream::AutoStream::auto(std::io::stdout()).lock();
-    write!(out, "{text}")?;
-    Ok(())
 }
