@@ -1,12 +1,15 @@
 //! Functions shared by the services `coordinator` and `relay`: directory, user, confinement,
 //! address.
 
-use std::io::Write;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use nix::unistd::{Uid, User};
+use seikan_proto::mesh::Pin;
 use seikan_sys::confine::{self, Needs};
 use seikan_sys::owner::{self, OwnerError};
 use seikan_sys::privilege::{self, Capability};
@@ -64,7 +67,7 @@ pub fn drop_privileges(directory: &Path, names: &[&str], ports: &[u16]) -> anyho
 
 /// Checks that this user passes the directories above.
 fn check_access(directory: &Path) -> anyhow::Result<()> {
-    std::fs::read_dir(directory).map(drop).with_context(|| {
+    fs::read_dir(directory).map(drop).with_context(|| {
         format!(
             "cannot open {} as user {}: allow other users to enter the directories above it (chmod o+x), or use another --dir",
             directory.display(),
@@ -157,9 +160,42 @@ pub fn listen_address(given: Option<SocketAddr>, port: u16) -> anyhow::Result<So
     Ok(address)
 }
 
+/// Creates a file for its owner only.
+pub fn create_private(file: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(file)
+}
+
+/// A TCP port of a service's last start, and the pin of its certificate; `None` if systems trust the
+/// certificate. It is kept in a file, for commands that print it.
+pub struct Listener {
+    /// The port.
+    pub port: u16,
+    /// The pin.
+    pub pin: Option<Pin>,
+}
+
+impl Listener {
+    /// Reads the file; `None` without it.
+    pub fn read(file: &Path) -> Option<Listener> {
+        let text = fs::read_to_string(file).ok()?;
+        let mut words = text.split_whitespace();
+        Some(Listener {
+            port: words.next()?.parse().ok()?,
+            pin: words.next().and_then(|word| word.parse().ok()),
+        })
+    }
+
+    /// Writes the file.
+    pub fn write(&self, file: &Path) -> io::Result<()> {
+        let pin = self.pin.map_or(String::new(), |pin| pin.to_string());
+        fs::write(file, format!("{} {pin}\n", self.port))
+    }
+}
+
 /// Returns the name of this host; others may know it by another.
 pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    let name = fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 

@@ -19,9 +19,9 @@ use anyhow::{Context, anyhow, bail};
 use nix::unistd::Uid;
 use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId, now};
 use seikan_node::system::SystemRandom;
-use seikan_proto::mesh::{PartyName, Pin, RelayKind, RelaySecret, RelayTls, Token};
+use seikan_proto::mesh::{PartyName, RelayKind, RelaySecret, RelayTls, Token};
 
-use crate::service;
+use crate::service::{self, Listener};
 use arguments::{
     AddRelay, ApproveDevice, CoordinatorVerb, Directory, Expiry, RelayVerb, RemoveRelay, Revoke,
     TokenArguments, Withdraw,
@@ -106,12 +106,6 @@ impl Directory {
             _lock: lock,
         })
     }
-
-    /// Writes the port and the pin, for `token`.
-    fn write_listener(&self, port: u16, pin: Option<Pin>) -> io::Result<()> {
-        let pin = pin.map_or(String::new(), |pin| pin.to_string());
-        fs::write(self.dir.join(LISTENER_FILE), format!("{port} {pin}\n"))
-    }
 }
 
 /// Locks a directory and makes it if there is none. Coordinators and verbs share the lock. An
@@ -153,22 +147,11 @@ fn open_store(directory: &Path) -> anyhow::Result<Store> {
     }
 }
 
-/// Port of the coordinator's last start, and the pin of its certificate; `None` if systems trust
-/// the certificate.
-struct Listener {
-    port: u16,
-    pin: Option<Pin>,
-}
-
 fn read_listener(directory: &Path) -> Listener {
-    let text = fs::read_to_string(directory.join(LISTENER_FILE)).unwrap_or_default();
-    let mut words = text.split_whitespace();
-    let port = words.next().and_then(|word| word.parse().ok());
-    let pin = words.next().and_then(|word| word.parse().ok());
-    Listener {
-        port: port.unwrap_or(PORT),
-        pin,
-    }
+    Listener::read(&directory.join(LISTENER_FILE)).unwrap_or(Listener {
+        port: PORT,
+        pin: None,
+    })
 }
 
 fn token(arguments: &TokenArguments) -> anyhow::Result<()> {

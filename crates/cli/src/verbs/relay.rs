@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use seikan_config::BitRate;
 use seikan_node::system::SystemRandom;
-use seikan_proto::mesh::{Pin, RelaySecret};
+use seikan_proto::mesh::RelaySecret;
 use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
 use seikan_sys::privilege;
 use seikan_sys::signal::Signals;
@@ -21,7 +21,7 @@ use seikan_tls::Certificate;
 use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::screen::{DIM, RESET, joined, printable};
-use crate::service;
+use crate::service::{self, Listener};
 
 /// Default directory.
 const DIRECTORY: &str = "/var/lib/seikan-relay";
@@ -124,12 +124,6 @@ struct SecretArguments {
     directory: Directory,
 }
 
-/// TLS port of a relay, and the pin of its certificate; `None` if systems trust the certificate.
-struct TlsListener {
-    port: u16,
-    pin: Option<Pin>,
-}
-
 /// Runs the relay, or prints its secret.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
@@ -149,7 +143,7 @@ fn print_secret(arguments: &SecretArguments) -> anyhow::Result<()> {
     service::enter(directory)?;
     let secret = load_secret(directory)?;
     let mut options = String::new();
-    if let Some(tls) = read_tls_listener(directory) {
+    if let Some(tls) = Listener::read(&directory.join(TLS_FILE)) {
         options += &format!(" --tls {}", tls.port);
         options += &tls.pin.map_or(String::new(), |pin| format!(" --pin {pin}"));
     }
@@ -168,23 +162,11 @@ fn print_secret(arguments: &SecretArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the TLS listener of the last start, if it had one.
-fn read_tls_listener(directory: &Path) -> Option<TlsListener> {
-    let text = std::fs::read_to_string(directory.join(TLS_FILE)).ok()?;
-    let mut words = text.split_whitespace();
-    Some(TlsListener {
-        port: words.next()?.parse().ok()?,
-        pin: words.next().and_then(|word| word.parse().ok()),
-    })
-}
-
-fn write_tls_listener(directory: &Path, tls: Option<&TlsListener>) -> std::io::Result<()> {
+/// Writes the TLS listener of this start, if it has one.
+fn write_tls_listener(directory: &Path, tls: Option<&Listener>) -> std::io::Result<()> {
     let path = directory.join(TLS_FILE);
     match tls {
-        Some(TlsListener { port, pin }) => {
-            let pin = pin.map_or(String::new(), |pin| format!(" {pin}"));
-            std::fs::write(path, format!("{port}{pin}\n"))
-        }
+        Some(listener) => listener.write(&path),
         None if !path.exists() => Ok(()),
         None => std::fs::remove_file(path),
     }
@@ -270,7 +252,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
     if let Some(address) = tls_address {
         line += &format!(", TLS on {address}");
     }
-    let tls = tls_address.map(|address| TlsListener {
+    let tls = tls_address.map(|address| Listener {
         port: address.port(),
         pin,
     });

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -13,6 +12,8 @@ use seikan_coordinator::{ETCD_PREFIX, Etcd};
 use seikan_proto::mesh::RelayAddress;
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item};
+
+use crate::service;
 
 /// File of the settings, in the directory.
 const FILE: &str = "etcd.toml";
@@ -195,11 +196,7 @@ pub fn write_settings(directory: &Path, etcd: &Etcd) -> anyhow::Result<()> {
         let temporary = file.with_extension("new");
         // Left by an interrupted write.
         let _ = fs::remove_file(&temporary);
-        let mut new = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
+        let mut new = service::create_private(&temporary)?;
         new.write_all(text.as_bytes())?;
         new.sync_all()?;
         fs::rename(&temporary, &file)

@@ -16,7 +16,7 @@ use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Directory, LISTENER_FILE, PORT, lock, now, operator};
 use crate::logging::LogArguments;
 use crate::manager::Manager;
-use crate::service;
+use crate::service::{self, Listener};
 
 /// Names of the files in the directory begin with one of these.
 const FILES: [&str; 4] = [DATABASE, "tls.pem", "etcd.", LISTENER_FILE];
@@ -88,7 +88,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         certificate,
     })?;
     let port = server.address().port();
-    let written = arguments.directory.write_listener(port, pin);
+    let written = Listener { port, pin }.write(&dir.join(LISTENER_FILE));
     written.with_context(|| format!("cannot write to {}", dir.display()))?;
     let mut line = format!(
         "the coordinator of {} and {} listens on {}",

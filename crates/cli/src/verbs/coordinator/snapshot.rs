@@ -1,10 +1,9 @@
 //! `coordinator export` and `coordinator import`: a whole mesh as one file, as a backup, or from one
 //! coordinator to several and back.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
@@ -92,7 +91,7 @@ pub fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", file.display());
     // The file is made as the user of the command, before the process becomes the coordinator's
     // user.
-    let new = create(file).with_context(failed)?;
+    let new = service::create_private(file).with_context(failed)?;
     let result = write_copy(new, arguments, failed);
     if result.is_err() && fs::remove_file(file).is_err() {
         return result.with_context(|| format!("remove {}: it is incomplete", file.display()));
@@ -109,13 +108,4 @@ fn write_copy(
     file.write_all(&copy)
         .and_then(|()| file.sync_all())
         .with_context(failed)
-}
-
-/// Creates a file for its owner only.
-fn create(file: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(file)
 }

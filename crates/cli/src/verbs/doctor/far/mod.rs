@@ -23,6 +23,7 @@ use seikan_diagnose::exchange::{Load, LoadKind};
 use seikan_load::{Flow, Meter, Transport};
 use seikan_sys::discover;
 use seikan_sys::netlink::Netlink;
+use seikan_ui::Interrupt;
 use zeroize::Zeroizing;
 
 pub use client::Peer;
