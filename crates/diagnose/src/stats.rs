@@ -101,7 +101,7 @@ pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
 }
 
 /// Returns both with the same length, the second shifted by `lag`.
-fn shifted<'a>(a: &'a [f64], b: &'a [f64], lag: i32) -> (&'a [f64], &'a [f64]) {
+pub fn shifted<'a>(a: &'a [f64], b: &'a [f64], lag: i32) -> (&'a [f64], &'a [f64]) {
     let (n, shift) = (a.len(), lag.unsigned_abs() as usize);
     if lag >= 0 {
         (&a[..n - shift], &b[shift..])

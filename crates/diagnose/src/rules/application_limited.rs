@@ -57,8 +57,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     if idle < SOMETIMES || waiting || !short {
         return fact.excludes();
     }
-    let mut facts = vec![fact];
-    facts = facts
+    let facts = vec![fact]
         .and(
             "bytes waiting to be sent",
             unsent,

@@ -102,9 +102,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
 /// Whether the kernel has to compute checksums of packets sent on this interface although the
 /// interface could.
 fn sums_itself(link: &LinkFacts) -> bool {
-    let changeable = |name: &&&str| link.changeable.iter().any(|other| other == **name);
-    let mut known = TX_CHECKSUM.iter().filter(changeable);
-    known.any(|name| link.features.get(*name) == Some(&false))
+    TX_CHECKSUM.iter().any(|name| can_turn(link, name, true))
 }
 
 #[cfg(test)]

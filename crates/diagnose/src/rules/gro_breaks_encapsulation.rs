@@ -146,8 +146,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     let mut spread = Vec::new();
     let cpus = &evidence.map.host.cpus;
     for link in &evidence.map.links {
-        let on = !is_tun(link) && link.features.get("rx-gro") == Some(&true);
-        if on && link.changeable.iter().any(|name| name == "rx-gro") {
+        if !is_tun(link) && can_turn(link, "rx-gro", false) {
             off.push(Action::Offload {
                 link: link.name.clone(),
                 feature: "gro".into(),

@@ -85,8 +85,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return busy.excludes();
     }
     let kernel = kernel_share(evidence);
-    let mut facts = vec![fact, busy];
-    facts = facts
+    let mut facts = vec![fact, busy]
         .and(
             "share of the busy time in the kernel",
             kernel,
@@ -159,8 +158,6 @@ fn missing<'a>(
     let datagrams = outside && !evidence.outer_tcp() && evidence.map.program.is_some();
     let returning = returning(evidence, link);
     let features = FEATURES.iter().filter_map(|(name, word, direction)| {
-        let off = link.features.get(*name) == Some(&false);
-        let can = link.changeable.iter().any(|other| other == name);
         // These offloads do not segment datagrams, which the program's own traffic consists of.
         // Acknowledgements are not merged, and merged packets break a program that reads a raw
         // socket.
@@ -170,7 +167,7 @@ fn missing<'a>(
             "tx-udp-segmentation" => !datagrams,
             _ => false,
         };
-        if !off || !can || useless {
+        if !can_turn(link, name, true) || useless {
             return None;
         }
         let mean = mean(evidence, link, *direction)?;
@@ -222,11 +219,8 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         actions,
         "less work per byte, most of all with merging",
     )];
-    let forwarding = evidence.map.links.iter().find(|link| {
-        let name = "rx-udp-gro-forwarding";
-        let can = link.changeable.iter().any(|other| other == name);
-        can && link.features.get(name) == Some(&false)
-    });
+    let mut links = evidence.map.links.iter();
+    let forwarding = links.find(|link| can_turn(link, "rx-udp-gro-forwarding", true));
     // The kernel merges forwarded datagrams of a tunnel only with this feature.
     if let Some(link) = forwarding.filter(|_| evidence.map.program.is_none()) {
         remedies.push(Remedy::here(

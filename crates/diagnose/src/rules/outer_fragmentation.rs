@@ -66,8 +66,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return fact.excludes();
     }
     let cut = packets_outside(evidence, sent >= received);
-    let mut facts = vec![fact];
-    facts = facts.and(
+    let mut facts = vec![fact].and(
         "outer packets per inner packet",
         cut,
         "about 1",

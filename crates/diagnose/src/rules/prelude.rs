@@ -2,7 +2,7 @@
 
 pub(super) use seikan_observe::metric;
 
-pub(super) use super::weigh::{Facts, Ramp, program, settled, weighted};
+pub(super) use super::weigh::{Facts, Ramp, can_turn, program, settled, weighted};
 pub(super) use super::{Spec, effects};
 pub(super) use crate::signature::{FEW, FULL_PACKET, Per, Source};
 pub(super) use crate::{

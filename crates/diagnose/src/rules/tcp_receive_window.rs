@@ -144,8 +144,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     if !reads_late && !limited {
         return closed_fact.unwrap_or(buffer_fact).excludes();
     }
-    let mut facts = vec![buffer_fact];
-    facts = facts.and(
+    let mut facts = vec![buffer_fact].and(
         "ratio of the rate to the buffer per round trip",
         filled,
         "below 0.25",

@@ -1,6 +1,6 @@
 //! Weights of findings.
 
-use seikan_observe::path::ProgramFacts;
+use seikan_observe::path::{LinkFacts, ProgramFacts};
 
 use crate::finding::LEAST_WEIGHT;
 use crate::{Evidence, Excluded, Fact, Finding, Judgement, Remedy};
@@ -66,4 +66,10 @@ pub(super) fn settled(judgement: Judgement, settled: bool) -> Judgement {
 pub(super) fn program(evidence: &Evidence) -> Result<&ProgramFacts, Excluded> {
     let program = evidence.map.program.as_ref();
     program.ok_or_else(|| "no program carries this tunnel, or it was not found".into())
+}
+
+/// Whether a feature of an interface is the opposite of `on`, and can be changed to that.
+pub(super) fn can_turn(link: &LinkFacts, feature: &str, on: bool) -> bool {
+    let is_changeable = link.changeable.iter().any(|name| name == feature);
+    is_changeable && link.features.get(feature) == Some(&!on)
 }

@@ -1,6 +1,6 @@
 //! Correlation of changes of throughput with changes of related counters, at every lag.
 
-use seikan_diagnose::stats::{Correlation, Interval, correlate, differences};
+use seikan_diagnose::stats::{Correlation, Interval, correlate, differences, shifted};
 use seikan_ui::axis::{Frame, Scale};
 use seikan_ui::palette::{BAD, INK, KINDS, LINE, OWN, SECOND};
 use seikan_ui::svg::Svg;
@@ -126,13 +126,8 @@ fn by_lag(a: &[f64], b: &[f64]) -> Vec<(i32, Interval)> {
     let n = a.len().min(b.len());
     let lags = -(LAGS as i32)..=LAGS as i32;
     lags.filter_map(|lag| {
-        let shift = lag.unsigned_abs() as usize;
-        let found = if lag >= 0 {
-            correlate(&a[..n - shift], &b[shift..n], 0, BLOCK)
-        } else {
-            correlate(&a[shift..n], &b[..n - shift], 0, BLOCK)
-        };
-        Some((lag, found?.r))
+        let (a, b) = shifted(&a[..n], &b[..n], lag);
+        Some((lag, correlate(a, b, 0, BLOCK)?.r))
     })
     .collect()
 }
