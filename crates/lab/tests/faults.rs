@@ -15,7 +15,7 @@ fn hosts(link: Link) -> Option<Hosts> {
     match Hosts::create(link) {
         Ok(hosts) => Some(hosts),
         Err(error) => {
-            crate::common::skip(&error.to_string());
+            crate::common::skip(error.to_string());
             None
         }
     }
@@ -56,7 +56,7 @@ fn printed(host: &Host, line: &str) -> Option<String> {
             Some(String::from_utf8_lossy(&output.stdout).into_owned())
         }
         Err(error) => {
-            crate::common::skip(&format!("{program}: {error}"));
+            crate::common::skip(format!("{program}: {error}"));
             None
         }
     }
@@ -248,7 +248,7 @@ fn a_setting_of_the_machine_is_set_back_also_after_a_panic() {
         };
         let applied = fault("kind = \"napi-budget\"").apply(299.0, site);
         if let Err(error) = &applied {
-            crate::common::skip(&error.to_string());
+            crate::common::skip(error.to_string());
             return;
         }
         assert_eq!(read().trim(), "299");

@@ -33,7 +33,7 @@ fn options(only: &[&str], loads: &[Load]) -> GatewayOptions {
 fn run(only: &[&str], loads: &[Load]) -> Option<GatewayReport> {
     let report = gateway(&options(only, loads), &Interrupt::new(), &mut |_| ()).expect("runs");
     if let Some(absent) = report.absent.first() {
-        crate::common::skip(&format!("{}: {}", absent.name, absent.reason));
+        crate::common::skip(format!("{}: {}", absent.name, absent.reason));
         return None;
     }
     Some(report)
@@ -206,7 +206,7 @@ fn a_device_of_a_mesh_reaches_a_member_behind_another_nat() {
         };
         let report = gateway(&options, &Interrupt::new(), &mut |_| ()).expect("runs");
         if let Some(absent) = report.absent.first() {
-            crate::common::skip(&format!("{}: {}", absent.name, absent.reason));
+            crate::common::skip(format!("{}: {}", absent.name, absent.reason));
             return;
         }
         for row in rows {

@@ -45,10 +45,12 @@ fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
     let Some(lost) = probe.lost.filter(|_| !probe.reported) else {
         return fact.excludes();
     };
-    let mut facts = vec![fact].and("smallest packet lost without an error message, bytes",
-            f64::from(lost),
-            "none",
-            "probes that may not be fragmented");
+    let mut facts = vec![fact].and(
+        "smallest packet lost without an error message, bytes",
+        f64::from(lost),
+        "none",
+        "probes that may not be fragmented",
+    );
     let again = evidence.retransmitted();
     facts = facts.and(
         "share of segments retransmitted",
@@ -99,10 +101,14 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
         return stalled.excludes();
     }
     let back = evidence.inner(metric::RX_PACKETS).unwrap_or(0.0);
-    let mut facts = vec![stalled].and("timeouts", stall.timeouts, "0", "tcp_info total_rto").and("packets received in that time",
+    let mut facts = vec![stalled]
+        .and("timeouts", stall.timeouts, "0", "tcp_info total_rto")
+        .and(
+            "packets received in that time",
             back,
             "0, if the tunnel carried nothing",
-            "rtnetlink rx_packets");
+            "rtnetlink rx_packets",
+        );
     facts.extend(felt(evidence));
     let weight = if back > 0.0 { UNPROBED } else { SILENT };
     finding(evidence, weight, facts, None)

@@ -59,13 +59,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         "rtnetlink rx_length_errors, rx_frame_errors; IpExt.InTruncatedPkts",
     );
     if wrong >= LEAST && share >= WRONG {
-        let facts = vec![fact].and("packets shorter than their header says",
+        let facts = vec![fact]
+            .and(
+                "packets shorter than their header says",
                 truncated,
                 "0",
-                "IpExt.InTruncatedPkts").and("packets refused by the interface for their length",
+                "IpExt.InTruncatedPkts",
+            )
+            .and(
+                "packets refused by the interface for their length",
                 errors,
                 "0",
-                "rtnetlink rx_length_errors, rx_frame_errors");
+                "rtnetlink rx_length_errors, rx_frame_errors",
+            );
         return finding(evidence, 0.95 * (share / FULL_WRONG).min(1.0), facts);
     }
     if !vanish(evidence) {

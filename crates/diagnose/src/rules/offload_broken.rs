@@ -188,9 +188,7 @@ fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
 
 /// Returns the interfaces with one of these features on that can be turned off.
 fn links_with<'a>(evidence: &'a Evidence, features: &[&str]) -> Vec<&'a LinkFacts> {
-    let on = |link: &&LinkFacts| {
-        features.iter().any(|name| can_turn(link, name, false))
-    };
+    let on = |link: &&LinkFacts| features.iter().any(|name| can_turn(link, name, false));
     evidence.map.links.iter().filter(on).collect()
 }
 

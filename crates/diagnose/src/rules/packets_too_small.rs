@@ -76,13 +76,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     // Share of the throughput that small packets cost for the same work.
     let lost = 1.0 - mean / 1400.0;
-    let facts = vec![fact, busy].and("packets per second",
+    let facts = vec![fact, busy]
+        .and(
+            "packets per second",
             per_second,
             "fewer and larger",
-            "rtnetlink packets of the inner interface").and("MTU of the inner interface, bytes",
+            "rtnetlink packets of the inner interface",
+        )
+        .and(
+            "MTU of the inner interface, bytes",
             f64::from(mtu),
             "1300 or more",
-            "rtnetlink");
+            "rtnetlink",
+        );
     Ok(Finding::new(
         (lost * 1.2).min(0.95) * limited,
         facts,

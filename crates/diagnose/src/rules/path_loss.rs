@@ -117,16 +117,25 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         // TCP fills its bottleneck until packets are lost there: with a program at its limit, that
         // is likely to be at the far end.
         * (1.0 - MOST_BY_WORK * limited_by_work(evidence).unwrap_or(0.0));
-    let facts = vec![fact].and("share of segments retransmitted",
+    let facts = vec![fact]
+        .and(
+            "share of segments retransmitted",
             losses.again / losses.segments,
             "below 0.001",
-            "tcp_info total_retrans").and("share of these that were unnecessary",
+            "tcp_info total_retrans",
+        )
+        .and(
+            "share of these that were unnecessary",
             losses.spurious / losses.again,
             "near 1, if packets were only late",
-            "tcp_info dsack_dups").and("segments dropped by this host",
+            "tcp_info dsack_dups",
+        )
+        .and(
+            "segments dropped by this host",
             losses.here,
             "as many as retransmitted, if this host dropped them",
-            "tx_dropped, qdisc drops, SndbufErrors");
+            "tx_dropped, qdisc drops, SndbufErrors",
+        );
     finding(evidence, weight, facts)
 }
 
@@ -172,13 +181,19 @@ fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     // A local loss of this size, or as many unnecessary retransmissions, explain it alone.
     let explained = (here / LOSS).min(1.0).max((twice / LOSS).min(1.0));
     let weight = MOST_RECEIVING * (share / FULL_EARLY).min(1.0) * (1.0 - 0.9 * explained);
-    let facts = vec![fact].and("share of packets dropped by this host",
+    let facts = vec![fact]
+        .and(
+            "share of packets dropped by this host",
             here,
             "above 0.001, if this host dropped them",
-            "drops of UDP sockets and interfaces; checksums").and("share of segments received twice",
+            "drops of UDP sockets and interfaces; checksums",
+        )
+        .and(
+            "share of segments received twice",
             twice,
             "above 0.001, if packets were only late",
-            "TcpExt.TCPDSACKOldSent");
+            "TcpExt.TCPDSACKOldSent",
+        );
     finding(evidence, weight, facts)
 }
 

@@ -76,13 +76,19 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     if weight == 0.0 {
         return fact.excludes();
     }
-    let facts = vec![fact].and("share of segments retransmitted unnecessarily",
+    let facts = vec![fact]
+        .and(
+            "share of segments retransmitted unnecessarily",
             spurious,
             "below 0.001",
-            "tcp_info dsack_dups").and("share of segments lost",
+            "tcp_info dsack_dups",
+        )
+        .and(
+            "share of segments lost",
             losses.lost(),
             "larger than the reordering, if it were loss",
-            "tcp_info total_retrans less dsack_dups");
+            "tcp_info total_retrans less dsack_dups",
+        );
     let mut remedies = remedies();
     let setting = evidence.map.host.sysctls.get("net.ipv4.tcp_reordering");
     let patient = setting.and_then(|value| value.trim().parse::<u32>().ok());
@@ -112,13 +118,19 @@ fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
     if twice < SPURIOUS || early < SPURIOUS {
         return fact.excludes();
     }
-    let facts = vec![fact].and("share of segments received out of order",
+    let facts = vec![fact]
+        .and(
+            "share of segments received out of order",
             early,
             "below 0.01",
-            "TcpExt.TCPOFOQueue over Tcp.InSegs").and("packets dropped by this host",
+            "TcpExt.TCPOFOQueue over Tcp.InSegs",
+        )
+        .and(
+            "packets dropped by this host",
             arrivals.here,
             "many, if this host dropped them",
-            "drops of UDP sockets and interfaces; checksums");
+            "drops of UDP sockets and interfaces; checksums",
+        );
     let weight = 0.7 * (twice / FULL_SPURIOUS).min(1.0);
     Ok(Finding::new(weight, facts, remedies()))
 }

@@ -69,13 +69,19 @@ fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
         return Some(fact.excludes());
     }
     let rate = of(metric::QDISC_BYTES)? * 8.0 / evidence.seconds();
-    let mut facts = vec![fact].and("rate through the discipline, Mbit/s",
+    let mut facts = vec![fact]
+        .and(
+            "rate through the discipline, Mbit/s",
             rate / 1e6,
             "below its limit",
-            "qdisc bytes").and("packets dropped by the discipline",
+            "qdisc bytes",
+        )
+        .and(
+            "packets dropped by the discipline",
             dropped,
             "0",
-            "qdisc drops");
+            "qdisc drops",
+        );
     facts = facts.and(
         "limit of the discipline, Mbit/s",
         link.qdisc_rate.map(|limit| limit as f64 / 1e6),

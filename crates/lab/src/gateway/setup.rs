@@ -330,9 +330,12 @@ pub(super) fn all() -> Vec<Setup> {
         all.extend(modes.map(|mode| Setup::seikan(mode, many)));
     }
     // Of the WireGuard programs the two in Go are measured if none is named.
-    all.extend(wireguard::all().map(|program| Setup {
-        by_default: program.name().ends_with("wireguard-go"),
-        ..Setup::new(&program.name().to_owned(), Way::WireGuard, program)
+    all.extend(wireguard::all().map(|program| {
+        let name = program.name().to_owned();
+        Setup {
+            by_default: name.ends_with("wireguard-go"),
+            ..Setup::new(&name, Way::WireGuard, program)
+        }
     }));
     let naive_gateways = [
         ("naive-gro", true, false),

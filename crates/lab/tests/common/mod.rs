@@ -7,7 +7,7 @@ pub fn host() -> Option<Host> {
     match Host::create("A", 1) {
         Ok(host) => Some(host),
         Err(error) => {
-            skip(&error.to_string());
+            skip(error.to_string());
             None
         }
     }

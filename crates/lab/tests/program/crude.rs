@@ -32,7 +32,7 @@ impl ByHand {
         let hosts = match Hosts::create(Link::default()) {
             Ok(hosts) => hosts,
             Err(error) => {
-                skip(&error.to_string());
+                skip(error.to_string());
                 return None;
             }
         };
@@ -141,7 +141,7 @@ fn a_stream_passes_unharmed_whatever_it_suffers_from() {
         let shared: Arc<dyn Tunnel> = Arc::new(tunnel.clone());
         let mut running = match start(&shared, Link::default(), &Interrupt::new()) {
             Ok(running) => running,
-            Err(error) => return skip(&error.to_string()),
+            Err(error) => return skip(error.to_string()),
         };
         let options = TcpOptions {
             warmup: Duration::ZERO,

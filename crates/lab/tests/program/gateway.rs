@@ -53,7 +53,7 @@ impl Drop for Running {
 fn the_naive_verb_carries_and_counts_until_a_signal() {
     let site = match Site::create(&Lan::default()) {
         Ok(site) => site,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     site.route_through_gateway(&on_overlay(2).networks())
         .expect("routes");
@@ -105,7 +105,7 @@ fn the_naive_verb_carries_and_counts_until_a_signal() {
 #[test]
 fn an_interrupted_run_leaves_no_files_and_says_so() {
     if let Err(error) = Host::create("A", 1) {
-        return skip(&error.to_string());
+        return skip(error.to_string());
     }
     let temporary = tempfile::tempdir().expect("directory");
     let files = || std::fs::read_dir(temporary.path()).expect("read").count();
@@ -156,7 +156,7 @@ fn succeeds(words: &[&str]) -> bool {
     crate::shape::check_shape("lab gateway", &report);
     let absent = report["absent"].as_array().expect("a list");
     if !absent.is_empty() {
-        skip(&format!("{absent:?}"));
+        skip(format!("{absent:?}"));
         return true;
     }
     let problems = String::from_utf8_lossy(&output.stdout);
@@ -173,7 +173,7 @@ fn succeeds(words: &[&str]) -> bool {
 #[test]
 fn our_gateway_carries_both_directions_in_both_modes_and_families() {
     if let Err(error) = Host::create("A", 1) {
-        return skip(&error.to_string());
+        return skip(error.to_string());
     }
     let ours = ["--only", "seikan-transparent,seikan-routed"];
     assert!(succeeds(&ours));
@@ -183,7 +183,7 @@ fn our_gateway_carries_both_directions_in_both_modes_and_families() {
 #[test]
 fn our_gateway_serves_many_devices() {
     if let Err(error) = Host::create("A", 1) {
-        return skip(&error.to_string());
+        return skip(error.to_string());
     }
     assert!(succeeds(&[
         "--only",

@@ -68,7 +68,7 @@ fn bytes_per_packet(hosts: &Hosts) -> [u64; 2] {
 fn a_super_packet_is_written_frame_by_frame() {
     let hosts = match Hosts::create(Link::default()) {
         Ok(hosts) => hosts,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     let _near = start(&hosts.a, "connect", &hosts.b, &[]);
     let _far = start(&hosts.b, "listen", &hosts.b, &["--frames-per-write=1"]);
@@ -82,7 +82,7 @@ fn a_super_packet_is_written_frame_by_frame() {
 fn single_frames_are_merged_for_a_write() {
     let hosts = match Hosts::create(Link::default()) {
         Ok(hosts) => hosts,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     let _near = start(&hosts.a, "connect", &hosts.b, &[]);
     let _far = start(&hosts.b, "listen", &hosts.b, &["--frames-per-write=16"]);
@@ -107,7 +107,7 @@ fn single_frames_are_merged_for_a_write() {
 fn a_stream_passes_in_super_packets_and_one_end_ends_with_the_other() {
     let hosts = match Hosts::create(Link::default()) {
         Ok(hosts) => hosts,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     let near = start(&hosts.a, "connect", &hosts.b, &[]);
     let mut far = start(&hosts.b, "listen", &hosts.b, &[]);

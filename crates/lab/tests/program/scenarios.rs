@@ -122,7 +122,7 @@ fn a_wire_carries_as_before_once_its_fault_is_undone() {
     }
     let hosts = match Hosts::create(Link::with_faults(WireFaults::default())) {
         Ok(hosts) => hosts,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     let started = Started::default();
     let site = Site {

@@ -113,7 +113,7 @@ fn a_limited_link_carries_its_rate_and_no_more() {
     };
     let hosts = match Hosts::create(link) {
         Ok(hosts) => hosts,
-        Err(error) => return skip(&error.to_string()),
+        Err(error) => return skip(error.to_string()),
     };
     let carried = bulk(&hosts).gbit_per_second * 1e3;
     // 1,448 of 1,514 bytes of each packet are data: 47.8 Mbit/s, and the bucket of 0.8 Mbit once.
