@@ -87,7 +87,12 @@ fn checks_of_a_forged_address_cannot_be_guessed() {
         }
         assert!(!is_validated(&peer), "guessed {guess}");
     }
-    let new = forged[1];
+    // Answers to the former checks would be guesses as well.
+    peer.answer_probes(SocketAddr::from(([203, 0, 113, 7], 9)));
+    let new = forged[0];
+    let keepalive = peer.seal(&[0; 3]);
+    peer.deliver_from(new, keepalive);
+    peer.wait(Duration::from_millis(3));
     peer.answer_probes(new);
     assert!(!is_validated(&peer), "guesses are compared without end");
     // A token comes back every 1.875 s.
