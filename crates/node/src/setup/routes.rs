@@ -503,7 +503,7 @@ mod tests {
         }
         assert_eq!(free(&[rule(3, 9)]).expect("room"), 2);
         let tunnel = rules_for(Family::V4, 7, &[0], &with_kernels(&[rule(1, 9)])).expect("room");
-        let others = [&[rule(1, 9), rule(32763, 9)], &tunnel[..]].concat();
+        let others = [&tunnel[..], &[rule(1, 9), rule(32763, 9)]].concat();
         assert_eq!(
             free(&others).expect("room"),
             32762,
