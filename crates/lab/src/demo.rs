@@ -130,7 +130,7 @@ pub fn demo(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<DemoReport> {
     let mut rows: Vec<DemoRow> = Vec::new();
-    let shown = tunnel::all(0)
+    let shown = tunnel::all(0, None)
         .into_iter()
         .filter(|t| SHOWN.contains(&t.name()));
     let shows = (SHOWN.len() + 1) * STEPS;

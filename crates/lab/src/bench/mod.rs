@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
+use seikan_config::{BitRate, UnknownValue};
 use seikan_load::{
     Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, ping, tcp_bulk,
     udp_flood,
@@ -149,9 +150,17 @@ pub struct BenchOptions {
     /// Measure Seikan also with this many idle peers
     #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = whole(0..=1_000_000))]
     pub idle_peers: u32,
+    /// Measure Seikan also with this `uplink-rate`, such as 285M
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub uplink_rate: Option<String>,
     /// Congestion control of all hosts, whatever this machine's default is [default: cubic]
     #[arg(long, value_name = "NAME", value_enum)]
     pub congestion: Option<Congestion>,
+}
+
+/// Checks a value of `uplink-rate`.
+fn rate(text: &str) -> std::result::Result<String, UnknownValue> {
+    text.parse::<BitRate>().map(|_| text.to_owned())
 }
 
 impl Default for BenchOptions {
@@ -174,7 +183,7 @@ pub fn bench(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<BenchReport> {
     check(options)?;
-    let (present, absent) = tunnels(options.idle_peers, options.only.as_deref())?;
+    let (present, absent) = tunnels(options, options.only.as_deref())?;
     let plan = Plan {
         loads: &options.loads,
         seconds: options.seconds,
@@ -263,9 +272,9 @@ pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
 type Tunnels = Vec<Arc<dyn Tunnel>>;
 
 /// Returns the selected tunnels that can run, and the ones that cannot.
-fn tunnels(idle_peers: u32, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
+fn tunnels(options: &BenchOptions, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
     let (present, absent) = choose(
-        tunnel::all(idle_peers),
+        tunnel::all(options.idle_peers, options.uplink_rate.as_deref()),
         only,
         |tunnel| tunnel.name(),
         |tunnel| tunnel.by_default(),

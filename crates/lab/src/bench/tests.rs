@@ -3,7 +3,7 @@ use crate::error::LabError;
 
 #[test]
 fn an_unknown_tunnel_is_named_with_those_that_are_known() {
-    let Err(error) = tunnels(0, Some(&["wireguard-og".to_owned()])) else {
+    let Err(error) = tunnels(&BenchOptions::default(), Some(&["wireguard-og".to_owned()])) else {
         panic!("accepted")
     };
     let text = error.to_string();

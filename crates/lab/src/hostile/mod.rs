@@ -88,7 +88,7 @@ pub fn hostile(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<HostileReport> {
-    let tunnels: Vec<_> = tunnel::all(0)
+    let tunnels: Vec<_> = tunnel::all(0, None)
         .into_iter()
         .filter(|tunnel| tunnel.is_own() && tunnel.by_default())
         .collect();

@@ -324,8 +324,9 @@ pub(crate) fn start_ends(
 }
 
 /// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others. With
-/// `idle_peers`, also Seikan with this many additional peers that never send.
-pub fn all(idle_peers: u32) -> Vec<Arc<dyn Tunnel>> {
+/// `idle_peers`, also Seikan with this many additional peers that never send; with `uplink`, also
+/// Seikan with this `uplink-rate`.
+pub fn all(idle_peers: u32, uplink: Option<&str>) -> Vec<Arc<dyn Tunnel>> {
     fn shared(tunnel: impl Tunnel + 'static) -> Arc<dyn Tunnel> {
         Arc::new(tunnel)
     }
@@ -336,6 +337,7 @@ pub fn all(idle_peers: u32) -> Vec<Arc<dyn Tunnel>> {
         if idle_peers > 0 {
             all.push(shared(seikan::Seikan::new(protocol, idle_peers)));
         }
+        all.extend(uplink.map(|rate| shared(seikan::Seikan::limited(protocol, rate))));
     }
     all.push(shared(seikan::Seikan::ethernet()));
     all.push(shared(seikan::Seikan::unrepaired()));
@@ -388,7 +390,7 @@ pub fn named(name: &str, changes: &Changes) -> Option<Arc<dyn Tunnel>> {
     if *changes != Changes::default() {
         return None;
     }
-    all(0).into_iter().find(|tunnel| tunnel.name() == name)
+    all(0, None).into_iter().find(|tunnel| tunnel.name() == name)
 }
 
 /// Whether the tunnel called `name` has a host in the middle.

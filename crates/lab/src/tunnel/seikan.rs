@@ -73,6 +73,15 @@ impl Seikan {
         }
     }
 
+    /// A protocol with this `uplink-rate`.
+    pub(crate) fn limited(protocol: &'static str, rate: &str) -> Self {
+        Self {
+            name: format!("seikan-{protocol}-limited"),
+            settings: format!("uplink-rate = \"{rate}\"\n"),
+            ..Self::new(protocol, 0)
+        }
+    }
+
     /// The native protocol with this cipher, as its configuration calls it.
     pub(crate) fn with_cipher(cipher: &str) -> Self {
         Self {

@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_medians_to_the_raw_path() {
-        let all = tunnel::all(0);
+        let all = tunnel::all(0, None);
         let [raw, native] = ["raw", "seikan-native"].map(|name| {
             let found = all.iter().find(|tunnel| tunnel.name() == name);
             found.expect("a tunnel").as_ref()

@@ -55,7 +55,7 @@ pub fn bench_paths(
     Wire::availability()?;
     let usual = USUAL.map(str::to_owned);
     let only = options.only.as_deref().unwrap_or(&usual);
-    let (present, absent) = tunnels(options.idle_peers, Some(only))?;
+    let (present, absent) = tunnels(options, Some(only))?;
     let plan = Plan {
         loads: &options.loads,
         seconds: options.seconds,
