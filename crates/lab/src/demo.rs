@@ -122,7 +122,7 @@ pub fn enter_sandbox() -> Result<()> {
 /// Runs the demonstration; calls `progress` before every step.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; hosts that cannot be made; a raw link that does not work. The report
+/// [`Interrupted`](crate::error::LabError::Interrupted); hosts that cannot be made; a raw link that does not work. The report
 /// has the failures of single tunnels.
 pub fn demo(
     options: &DemoOptions,

@@ -23,7 +23,7 @@ pub(crate) fn live<T>(
 /// Waits until the target answers an echo request.
 ///
 /// # Errors
-/// [`LabError::Timeout`](crate::LabError::Timeout) after `patience`; the error of `alive`, which is
+/// [`Timeout`](crate::error::LabError::Timeout)(crate::LabError::Timeout) after `patience`; the error of `alive`, which is
 /// called between tries.
 pub(crate) fn wait_reachable(
     ends: &Ends<'_>,

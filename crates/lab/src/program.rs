@@ -16,7 +16,7 @@ pub(crate) const LAB: &str = "seikan-lab";
 /// `PATH`.
 ///
 /// # Errors
-/// [`LabError::Setup`] when there is none.
+/// [`Setup`](crate::error::LabError::Setup) when there is none.
 pub fn seikan() -> Result<PathBuf> {
     let file = match std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
         Some(file) => Some(file).filter(|file| is_executable(file)),
@@ -32,7 +32,7 @@ pub fn seikan() -> Result<PathBuf> {
 /// Returns a command that runs [`seikan`].
 ///
 /// # Errors
-/// [`LabError::Setup`] when there is none.
+/// [`Setup`](crate::error::LabError::Setup) when there is none.
 pub fn seikan_command() -> Result<Command> {
     let mut command = Command::new(seikan()?);
     // A web proxy of this machine is not reachable from the lab's networks.

@@ -129,7 +129,7 @@ pub struct Relayed {
 /// Measures all rounds, and calls `progress` before every step.
 ///
 /// # Errors
-/// A program does not start, or a path is not found; [`LabError::Interrupted`].
+/// A program does not start, or a path is not found; [`Interrupted`](crate::error::LabError::Interrupted).
 pub fn relay(
     options: &RelayOptions,
     interrupt: &Interrupt,

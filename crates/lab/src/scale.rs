@@ -58,7 +58,7 @@ impl ScaleTest {
     ///
     /// # Errors
     /// The privilege to create namespaces or a program is missing, or the kernel refuses an
-    /// operation; [`LabError::Interrupted`].
+    /// operation; [`Interrupted`](crate::error::LabError::Interrupted).
     pub fn create(interrupt: &Interrupt) -> Result<Self> {
         let folder = private_directory()?;
         let switch = Switch::create("internet", INTERNET)?;
@@ -96,7 +96,7 @@ impl ScaleTest {
     /// Adds a real member and returns its number.
     ///
     /// # Errors
-    /// [`LabError::Usage`] if there are [`MOST`] already; an error of the kernel or the
+    /// [`Usage`](crate::error::LabError::Usage) if there are [`MOST`] already; an error of the kernel or the
     /// coordinator.
     pub fn add(&mut self) -> Result<usize> {
         let number = self.reals.len();
@@ -120,7 +120,7 @@ impl ScaleTest {
     /// Waits until a member with a daemon knows `count` others.
     ///
     /// # Errors
-    /// [`LabError::Timeout`]; [`LabError::Interrupted`].
+    /// [`Timeout`](crate::error::LabError::Timeout); [`Interrupted`](crate::error::LabError::Interrupted).
     pub fn wait_known(&self, number: usize, others: usize, interrupt: &Interrupt) -> Result<()> {
         let real = &self.reals[number];
         patiently("members that know each other", interrupt, || {
@@ -147,7 +147,7 @@ impl ScaleTest {
     /// Returns the seconds from the first packet of one member to another until its answer.
     ///
     /// # Errors
-    /// No answer; [`LabError::Interrupted`].
+    /// No answer; [`Interrupted`](crate::error::LabError::Interrupted).
     pub fn reach(&self, pair: [usize; 2], interrupt: &Interrupt) -> Result<f64> {
         let started_at = Instant::now();
         Ok(self.reach_since(started_at, pair, interrupt)?.as_secs_f64())
@@ -190,7 +190,7 @@ impl ScaleTest {
     /// each of some others.
     ///
     /// # Errors
-    /// No answer; [`LabError::Interrupted`].
+    /// No answer; [`Interrupted`](crate::error::LabError::Interrupted).
     pub fn idle(
         &self,
         number: usize,

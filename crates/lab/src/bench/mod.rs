@@ -175,7 +175,7 @@ pub type BenchReport = Comparison<BenchOptions>;
 /// Compares tunnels; calls `progress` before every step.
 ///
 /// # Errors
-/// Invalid options; [`LabError::Interrupted`]; hosts cannot be created. Failures of a tunnel are in
+/// Invalid options; [`Interrupted`](crate::error::LabError::Interrupted); hosts cannot be created. Failures of a tunnel are in
 /// the report.
 pub fn bench(
     options: &BenchOptions,

@@ -169,7 +169,7 @@ impl Chapter {
 /// Repeats the run until it convinces.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; the tunnel does not start; [`LabError::Setup`] with the reason why no
+/// [`Interrupted`](crate::error::LabError::Interrupted); the tunnel does not start; [`Setup`](crate::error::LabError::Setup) with the reason why no
 /// run convinces.
 pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
     let mut last = None;

@@ -106,7 +106,7 @@ impl GatewayOptions {
 /// Compares the rows; calls `progress` before every step.
 ///
 /// # Errors
-/// Options without meaning; [`LabError::Interrupted`]. A row's own failure is in the report.
+/// Options without meaning; [`Interrupted`](crate::error::LabError::Interrupted). A row's own failure is in the report.
 pub fn gateway(
     options: &GatewayOptions,
     interrupt: &Interrupt,

@@ -66,8 +66,8 @@ impl EventReport {
 /// Plays all events, and calls `progress` before each.
 ///
 /// # Errors
-/// A program does not start, or the kernel refuses an operation; [`LabError::Usage`];
-/// [`LabError::Interrupted`].
+/// A program does not start, or the kernel refuses an operation; [`Usage`](crate::error::LabError::Usage);
+/// [`Interrupted`](crate::error::LabError::Interrupted).
 pub fn events(
     plan: &Plan,
     options: &NatOptions,

@@ -117,8 +117,8 @@ impl NatReport {
 ///
 /// # Errors
 /// A program does not start, or the kernel refuses an operation;
-/// [`LabError::Usage`](crate::LabError::Usage);
-/// [`LabError::Interrupted`](crate::LabError::Interrupted).
+/// [`Usage`](crate::error::LabError::Usage)(crate::LabError::Usage);
+/// [`Interrupted`](crate::error::LabError::Interrupted)(crate::LabError::Interrupted).
 pub fn nat(
     plan: &Plan,
     options: &NatOptions,
@@ -152,7 +152,7 @@ pub fn nat(
 ///
 /// # Errors
 /// A program does not start, the kernel refuses an operation, or there is no answer;
-/// [`LabError::Interrupted`](crate::LabError::Interrupted).
+/// [`Interrupted`](crate::error::LabError::Interrupted)(crate::LabError::Interrupted).
 pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
     let open = Plan::parse(PLAN)?.nat("open")?;
     let cell = Cell {

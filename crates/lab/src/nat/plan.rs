@@ -205,7 +205,7 @@ impl Plan {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`LabError::Usage`] with the mistake and its position.
+    /// [`Usage`](crate::error::LabError::Usage) with the mistake and its position.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |what: String| usage(format!("cannot use the plan: {what}"));
         let plan: Self = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
@@ -236,7 +236,7 @@ impl Plan {
     /// Returns a NAT by its name, which may end with `+6`.
     ///
     /// # Errors
-    /// [`LabError::Usage`] if there is none.
+    /// [`Usage`](crate::error::LabError::Usage) if there is none.
     pub fn nat(&self, name: &str) -> Result<Nat> {
         let plain = name.strip_suffix(WITH_IPV6);
         let found = self

@@ -71,7 +71,7 @@ pub fn matrix_svg(counts: &Counts) -> String {
 /// Returns a self-contained page with the matrix and the figures.
 ///
 /// # Errors
-/// [`LabError::Render`](crate::LabError::Render).
+/// [`Render`](crate::error::LabError::Render)(crate::LabError::Render).
 pub fn matrix_html(counts: &Counts) -> Result<String> {
     html::with_plot(&to_report(counts), matrix_svg(counts))
 }

@@ -68,7 +68,7 @@ pub struct CostRow {
 /// Runs the measurements.
 ///
 /// # Errors
-/// A tunnel does not exist or does not start, or there is no doctor; [`LabError::Interrupted`].
+/// A tunnel does not exist or does not start, or there is no doctor; [`Interrupted`](crate::error::LabError::Interrupted).
 pub fn cost(
     options: &CostOptions,
     interrupt: &Interrupt,

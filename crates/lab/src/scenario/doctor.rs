@@ -102,7 +102,7 @@ struct Cost {
 ///
 /// # Errors
 /// There is no program, it fails or takes too long, or its output is no diagnosis;
-/// [`LabError::Interrupted`].
+/// [`Interrupted`](crate::error::LabError::Interrupted).
 pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Result<Answer> {
     let mut command = command()?;
     command

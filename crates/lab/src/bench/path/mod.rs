@@ -37,7 +37,7 @@ const OVERHEAD_SECONDS: f64 = 5.0;
 /// Compares tunnels over emulated paths, and calls `progress` before every step.
 ///
 /// # Errors
-/// Invalid options; [`LabError::Interrupted`]; no emulator. Failures of a tunnel are in the report.
+/// Invalid options; [`Interrupted`](crate::error::LabError::Interrupted); no emulator. Failures of a tunnel are in the report.
 pub fn bench_paths(
     options: &BenchOptions,
     paths: &PathOptions,
