@@ -71,15 +71,12 @@ impl Draft {
         self.file.as_file()
     }
 
-    /// Renames the file to its final path; returns its length in bytes. After sudo(8), the file is
-    /// handed to the user who ran it, if the directory is that user's.
+    /// Like [`Self::keep`]; after sudo(8), the file is handed to the user who ran it, if the
+    /// directory is that user's.
     ///
     /// # Errors
     /// The file cannot be stored or renamed.
-    pub fn keep(self) -> anyhow::Result<u64> {
-        let cannot = || format!("cannot write {}", self.path.display());
-        self.file.as_file().sync_all().with_context(cannot)?;
-        let length = self.file.as_file().metadata().with_context(cannot)?.len();
+    pub fn keep_for_user(self) -> anyhow::Result<u64> {
         if Uid::effective().is_root() {
             let number = |name| std::env::var(name).ok()?.parse().ok();
             hand_over(
@@ -89,6 +86,17 @@ impl Draft {
                 number("SUDO_GID"),
             );
         }
+        self.keep()
+    }
+
+    /// Renames the file to its final path; returns its length in bytes.
+    ///
+    /// # Errors
+    /// The file cannot be stored or renamed.
+    pub fn keep(self) -> anyhow::Result<u64> {
+        let cannot = || format!("cannot write {}", self.path.display());
+        self.file.as_file().sync_all().with_context(cannot)?;
+        let length = self.file.as_file().metadata().with_context(cannot)?.len();
         let path = &self.path;
         let kept = if self.is_new {
             self.file.persist_noclobber(path)

@@ -41,6 +41,10 @@ fn a_burst_arrives_no_faster_than_the_rate_of_the_uplink() {
                 for number in 1..BURST {
                     let received = receiver.recv(&mut space);
                     assert_eq!(received.ok(), Some(BYTES), "{protocol}: {number}");
+                    if number == BURST / 2 {
+                        // Those that wait are accounted for.
+                        assert_eq!(unaccounted(&world.status(&world.left)), [0, 0]);
+                    }
                 }
                 let rate = ((BURST - 1) * BYTES * 8) as f64 / begin.elapsed().as_secs_f64();
                 println!("{protocol}: {rate} bit/s");

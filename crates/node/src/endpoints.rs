@@ -88,11 +88,11 @@ impl Resolved {
     }
 
     /// Returns the position of the peer that gets packets to an address, and its prefix. A name server on this host itself
-    /// asks others, which are assumed to be on the Internet.
+    /// asks others, which are assumed to be on the Internet of IPv4.
     fn peer_of(&self, address: IpAddr) -> Option<(usize, IpNet)> {
         let is_of = |prefix: &IpNet| {
             if address.is_loopback() {
-                prefix.prefix_len() <= 1
+                prefix.addr().is_ipv4() && prefix.prefix_len() <= 1
             } else {
                 prefix.contains(&address)
             }

@@ -360,7 +360,13 @@ pub fn of_others<C: Undo>(directory: &Path, name: &str) -> Vec<C> {
     let paths = fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = paths
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|ending| ending == "journal") && *path != own);
+        .filter(|path| path.extension().is_some_and(|ending| ending == "journal") && *path != own)
+        // Drafts that a killed process has left.
+        .filter(|path| {
+            !path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes()[0] == b'.')
+        });
     let changes = |path: PathBuf| match read(&mut File::open(path).ok()?) {
         Ok((Some(owner), changes)) => owner.is_of_this_namespace().then_some(changes),
         _ => None,

@@ -122,6 +122,15 @@ impl Pacer {
             }
         }
     }
+
+    /// Passes all datagrams that wait to `take`, oldest first.
+    pub fn take_all(&mut self, mut take: impl FnMut(&Run, &[u8])) {
+        self.bytes = 0;
+        for mut waiting in self.waiting.drain(..) {
+            let (part, bytes) = waiting.take(usize::MAX);
+            take(&part, bytes);
+        }
+    }
 }
 
 impl Waiting {
@@ -129,7 +138,7 @@ impl Waiting {
     fn take(&mut self, most: usize) -> (Run, &[u8]) {
         let Waiting { run, sent, .. } = self;
         let (first, all) = (*sent, run.segments);
-        let end = (first + most).min(all);
+        let end = first.saturating_add(most).min(all);
         *sent = end;
         // A run does not know which of its datagrams carry which packets.
         let part = |count: u64| count * end as u64 / all as u64 - count * first as u64 / all as u64;

@@ -128,10 +128,10 @@ pub fn run(
         let behind = node.pacer.is_behind();
         if reads == behind {
             reads = !behind;
-            node.watch_devices(&epoll, reads)
-                .map_err(failed("cannot watch the devices"))?;
+            node.watch_tun(&epoll, reads)
+                .map_err(failed("cannot watch the device"))?;
         }
-        let timeout = if reads && (buffers.reader.waits() || node.lan_waits()) {
+        let timeout = if reads && buffers.reader.waits() || node.lan_waits() {
             Some(Duration::ZERO)
         } else {
             let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
@@ -176,10 +176,11 @@ pub fn run(
         }
         read |= node.receive_proxied(&mut buffers);
         node.send_paced();
-        if reads && (read_lan || node.lan_waits()) {
+        // A gateway answers ARP there, so it reads on, and drops what is too much for the uplink.
+        if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
-        if reads && (read || buffers.reader.waits()) {
+        if (read || buffers.reader.waits()) && !node.pacer.is_behind() {
             gone |= node.read_from_tun(&mut buffers.reader);
         }
         if gone {
@@ -204,7 +205,10 @@ pub fn run(
             };
             match flow {
                 ControlFlow::Continue => {}
-                ControlFlow::Stop => return Ok(Ended::Requested),
+                ControlFlow::Stop => {
+                    node.send_rest();
+                    return Ok(Ended::Requested);
+                }
                 ControlFlow::SocketsChanged => {
                     register(&epoll, node).map_err(failed("cannot watch the sockets"))?
                 }
@@ -436,8 +440,9 @@ impl Node {
         for run in self.outbox.runs() {
             let bytes = self.outbox.bytes(run);
             if is_paced {
-                if let Err(stopped) = self.pacer.push(run, bytes, now().mono) {
-                    self.tunnel.sent(run, Err(stopped));
+                match self.pacer.push(run, bytes, now().mono) {
+                    Ok(()) => self.tunnel.waits(run),
+                    Err(stopped) => self.tunnel.sent(run, Err(stopped)),
                 }
                 continue;
             }
@@ -457,27 +462,26 @@ impl Node {
         self.pacer.send(now().mono, |run, bytes| {
             let result = send(&self.sockets, &mut self.transports, run, bytes);
             self.batches.datagrams_per_send.record(run.segments as u64);
-            self.tunnel.sent(run, result);
+            self.tunnel.waited(run, result);
         });
     }
 
-    /// Starts or stops waiting for packets of the TUN device and of a gateway's local network.
-    fn watch_devices(&self, epoll: &Epoll, watch: bool) -> io::Result<()> {
+    /// Sends the datagrams that wait for the uplink at once: the tunnel ends.
+    fn send_rest(&mut self) {
+        self.pacer.take_all(|run, bytes| {
+            let result = send(&self.sockets, &mut self.transports, run, bytes);
+            self.tunnel.waited(run, result);
+        });
+    }
+
+    /// Starts or stops waiting for packets of the TUN device.
+    fn watch_tun(&self, epoll: &Epoll, watch: bool) -> io::Result<()> {
         let tun = &self.tun.queues()[0];
         if watch {
-            epoll.add(tun, TOKEN_TUN, Interest::Read)?;
+            epoll.add(tun, TOKEN_TUN, Interest::Read)
         } else {
-            epoll.delete(tun)?;
+            epoll.delete(tun)
         }
-        // The monitor of the local network adds a socket that it opens again.
-        if let Some(socket) = self.lan_socket() {
-            let _ = if watch {
-                epoll.add(socket, TOKEN_LAN, Interest::Read)
-            } else {
-                epoll.delete(socket)
-            };
-        }
-        Ok(())
     }
 
     /// Writes everything in the inbox to the TUN device, or sends it to the gateway's devices.

@@ -539,6 +539,29 @@ impl Tunnel {
         self.indices.len()
     }
 
+    /// Reports that a run waits before it is sent. [`Self::waited`] ends that.
+    pub fn waits(&mut self, run: &Run) {
+        if let Some(peer) = run
+            .peer
+            .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut())
+        {
+            peer.counters.outbound.pending += run.payload.packets;
+        }
+    }
+
+    /// Reports the result of sending a part of a run that waited, as [`Self::sent`] does.
+    pub fn waited(&mut self, run: &Run, result: Result<(), Stopped>) {
+        if let Some(peer) = run
+            .peer
+            .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut())
+        {
+            let pending = &mut peer.counters.outbound.pending;
+            // The peer may be another one than that of the run, which was removed.
+            *pending = pending.saturating_sub(run.payload.packets);
+        }
+        self.sent(run, result);
+    }
+
     /// Reports the result of sending a run: `Ok`, or the number of datagrams that were sent before the
     /// kernel refused the next, and why.
     pub fn sent(&mut self, run: &Run, result: Result<(), Stopped>) {

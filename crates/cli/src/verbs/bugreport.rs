@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         tunnel.collect(&dirs, &interrupt, &mut report);
     }
     let contents = report.write(&title, draft.file()).context(FAILED)?;
-    let bytes = draft.keep()?;
+    let bytes = draft.keep_for_user()?;
 
     let mut out = std::io::stdout();
     let parts = counted(contents.parts, "part");

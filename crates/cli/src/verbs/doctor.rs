@@ -172,7 +172,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if let Some(draft) = draft {
         recording.write(draft.file())?;
-        draft.keep()?;
+        draft.keep_for_user()?;
     }
     let report = Report {
         fixes: tried?,

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let recording = recording.context(FAILED)?;
     let values = writer.values();
     writer.finish(&recording)?;
-    let bytes = draft.keep()?;
+    let bytes = draft.keep_for_user()?;
     let why = match (full, interrupt.is_raised()) {
         (true, _) => format!(
             ", ended early at the maximum of {} values",

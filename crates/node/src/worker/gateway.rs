@@ -194,6 +194,8 @@ impl Node {
             self.send_made();
         } else {
             self.tunnel.stand_by();
+            self.pacer
+                .take_all(|run, _| self.tunnel.waited(run, Err(DropReason::Standby.into())));
         }
     }
 
