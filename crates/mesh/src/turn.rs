@@ -44,6 +44,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of permissions, and of channels, of one allocation for the addresses of one member: three times as many
 /// addresses as it can signal at once. An allocation keeps them, and ends at [`MAX_PERMITTED`] permissions.
 const MAX_OF_A_MEMBER: usize = 64;
+/// Time after which an allocation may have another address of each member: a member that moves needs new ones for weeks.
+const ANOTHER_AFTER: Duration = Duration::from_secs(900);
 /// Interval at which unneeded allocations are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -71,16 +73,26 @@ struct ServerState {
 }
 
 /// Addresses of each member for which an allocation has requested permissions or channels.
-struct Granted<T>(BTreeMap<PublicKey, BTreeSet<T>>);
+struct Granted<T> {
+    since: Instant,
+    of: BTreeMap<PublicKey, BTreeSet<T>>,
+}
 
 impl<T: Copy + Ord> Granted<T> {
+    fn new(since: Instant) -> Granted<T> {
+        let of = BTreeMap::new();
+        Granted { since, of }
+    }
+
     /// Returns the addresses of a member that may be requested: those that have been, and others up to
-    /// [`MAX_OF_A_MEMBER`].
-    fn of(&mut self, key: PublicKey, addresses: &BTreeSet<T>) -> BTreeSet<T> {
-        let granted = self.0.entry(key).or_default();
-        let may_have = |at: &T| {
-            granted.contains(at) || (granted.len() < MAX_OF_A_MEMBER && granted.insert(*at))
-        };
+    /// [`MAX_OF_A_MEMBER`] and one for each [`ANOTHER_AFTER`].
+    fn of(&mut self, key: PublicKey, addresses: &BTreeSet<T>, now: Instant) -> BTreeSet<T> {
+        let age = now.duration_since(self.since);
+        let more = age.as_secs() / ANOTHER_AFTER.as_secs();
+        let most = MAX_OF_A_MEMBER + more as usize;
+        let granted = self.of.entry(key).or_default();
+        let may_have =
+            |at: &T| granted.contains(at) || (granted.len() < most && granted.insert(*at));
         addresses.iter().copied().filter(may_have).collect()
     }
 }
@@ -289,8 +301,8 @@ impl<'a> TurnAllocations<'a> {
             handle: opened.handle,
             relayed: None,
             proxies: BTreeMap::new(),
-            permissions: Granted(BTreeMap::new()),
-            channels: Granted(BTreeMap::new()),
+            permissions: Granted::new(Instant::now()),
+            channels: Granted::new(Instant::now()),
         };
         self.servers.borrow_mut().insert(name.to_owned(), server);
         self.apply();
@@ -388,11 +400,14 @@ impl<'a> TurnAllocations<'a> {
             let ips: BTreeSet<IpAddr> = all.filter(|ip| is_routable(*ip)).collect();
             members.push((*key, ips, BTreeSet::from_iter(relayed)));
         }
+        let now = Instant::now();
         for server in self.servers.borrow_mut().values_mut() {
             let mut wanted = Wanted::default();
             for (key, ips, relayed) in &members {
-                wanted.permitted.extend(server.permissions.of(*key, ips));
-                wanted.peers.extend(server.channels.of(*key, relayed));
+                wanted
+                    .permitted
+                    .extend(server.permissions.of(*key, ips, now));
+                wanted.peers.extend(server.channels.of(*key, relayed, now));
             }
             while wanted.permitted.len() > MAX_PERMITTED {
                 wanted.permitted.pop_last();
@@ -424,16 +439,20 @@ mod tests {
             let all = first..first + 16;
             all.map(|host| IpAddr::from([192, 0, 2, host])).collect()
         };
-        let mut granted = Granted(BTreeMap::new());
+        let now = Instant::now();
+        let mut granted = Granted::new(now);
         let mut all = BTreeSet::new();
         for first in 0..240 {
-            all.extend(granted.of(hostile, &addresses(first)));
+            all.extend(granted.of(hostile, &addresses(first), now));
         }
         assert_eq!(all.len(), MAX_OF_A_MEMBER);
         // Those that have a permission keep it, and other members have their own share.
-        assert_eq!(granted.of(hostile, &addresses(0)), addresses(0));
-        assert_eq!(granted.of(hostile, &addresses(200)), BTreeSet::new());
-        assert_eq!(granted.of(other, &addresses(200)), addresses(200));
+        assert_eq!(granted.of(hostile, &addresses(0), now), addresses(0));
+        assert_eq!(granted.of(hostile, &addresses(200), now), BTreeSet::new());
+        assert_eq!(granted.of(other, &addresses(200), now), addresses(200));
+        // It moves on for weeks.
+        let later = now + 3 * ANOTHER_AFTER;
+        assert_eq!(granted.of(hostile, &addresses(200), later).len(), 3);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 use seikan_proto::mesh::MAX_ANSWER;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::limit::BySource;
@@ -94,7 +94,7 @@ impl Answers {
 
     /// Reserves the longest answer, or a short one if the limits do not allow it. Returns `None` if
     /// the member has exceeded its rate, or if for [`MAX_WAIT`] it has not read its other answers, or
-    /// a thousand members have not read theirs.
+    /// for three times as long a thousand members have not read theirs.
     pub async fn reserve(&self, member: MemberId, from: IpAddr) -> Option<Reservation> {
         let now = Instant::now();
         let (own, share) = {
@@ -118,14 +118,14 @@ impl Answers {
             });
         }
         let units = (SHARE / UNIT) as u32;
-        let permits = timeout(self.max_wait, async {
-            let own = share.acquire_many_owned(units).await?;
-            let shared = Arc::clone(&self.shared).acquire_many_owned(units).await?;
-            Ok::<_, AcquireError>(vec![own, shared])
-        });
+        let own = timeout(self.max_wait, share.acquire_many_owned(units));
+        let own = own.await.ok()?.ok()?;
+        // The others' answers are no fault of this member.
+        let shared = Arc::clone(&self.shared).acquire_many_owned(units);
+        let shared = timeout(3 * self.max_wait, shared).await.ok()?.ok()?;
         Some(Reservation {
             bytes: SHARE,
-            permits: permits.await.ok()?.ok()?,
+            permits: vec![own, shared],
         })
     }
 

@@ -44,7 +44,7 @@ const POLL_BURST: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
 /// Hosts that may join with one token per second. Members that have left are kept forever, and each
 /// join and each leave is an entry of the log. The burst allows a large mesh to join at once.
 const JOINS: NonZeroU32 = NonZeroU32::new(1).expect("not zero");
-const JOIN_BURST: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
+const JOIN_BURST: NonZeroU32 = NonZeroU32::new(16_384).expect("not zero");
 /// New connections of one source per second; each costs a TLS handshake. The burst allows a mesh
 /// behind one address to connect at once.
 const CONNECTIONS: NonZeroU32 = NonZeroU32::new(50).expect("not zero");
@@ -349,7 +349,7 @@ mod tests {
         let limits = Limits::new();
         let joined = (0..10_000).filter(|_| limits.may_join(TokenId(1)));
         // The burst, and a few for the time that this takes.
-        assert!((4096..4120).contains(&joined.count()));
+        assert!((16_384..16_420).contains(&joined.count()));
         // A sweep keeps a token that does not have its full burst.
         limits.sweep();
         let again = (0..100).filter(|_| limits.may_join(TokenId(1)));
