@@ -363,9 +363,8 @@ pub fn of_others<C: Undo>(directory: &Path, name: &str) -> Vec<C> {
         .filter(|path| path.extension().is_some_and(|ending| ending == "journal") && *path != own)
         // Drafts that a killed process has left.
         .filter(|path| {
-            !path
-                .file_name()
-                .is_some_and(|name| name.as_encoded_bytes()[0] == b'.')
+            let name = path.file_name().unwrap_or_default();
+            name.as_encoded_bytes().first() != Some(&b'.')
         });
     let changes = |path: PathBuf| match read(&mut File::open(path).ok()?) {
         Ok((Some(owner), changes)) => owner.is_of_this_namespace().then_some(changes),
