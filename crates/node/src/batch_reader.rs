@@ -18,6 +18,9 @@ const READ_BYTES: usize = 3 * 65_536;
 const READ_PACKETS: usize = 128;
 /// Maximum number of batches read at once to measure the delay: 8 MB, more than the target delay at 12 Gbit/s.
 const BACKLOG_BATCHES: usize = 42;
+/// The same with a limit of the rate, as a multiple of its batches: twice the target delay ([`Codel`]). At least two
+/// batches are read.
+const LIMITED_BACKLOG: usize = 10;
 
 /// `EBADFD` of Linux: file descriptor in bad state.
 const EBADFD: i32 = 77;
@@ -96,15 +99,16 @@ impl BatchReader {
             // The memory of a backlog is freed after it.
             self.batches.truncate(1);
         }
-        // With a limit the delay is not measured: TCP on this host fills the queue again after each read.
-        let most = if self.codel.is_due(now) && self.limit == usize::MAX {
+        let most = if self.codel.is_due(now) {
             BACKLOG_BATCHES
         } else {
             1
         };
         (self.filled, self.next, self.taken) = (0, 0, now);
-        let mut stop = Stop::Full;
-        while stop == Stop::Full && self.filled < most {
+        // With a limit, what is read is sent slowly, and what arrives behind it waits as long.
+        let most_bytes = self.limit.saturating_mul(LIMITED_BACKLOG);
+        let (mut stop, mut bytes) = (Stop::Full, 0);
+        while stop == Stop::Full && self.filled < most && (self.filled < 2 || bytes < most_bytes) {
             if self.filled == self.batches.len() {
                 let batch = PacketBatch::new(READ_BYTES, READ_PACKETS);
                 self.batches.push(batch);
@@ -112,6 +116,7 @@ impl BatchReader {
             let batch = &mut self.batches[self.filled];
             batch.clear();
             stop = fill(batch, self.limit, &mut read);
+            bytes += batch.used();
             // The first may be empty, which means that nothing was read.
             if self.filled == 0 || !batch.is_empty() {
                 self.filled += 1;
@@ -193,6 +198,23 @@ mod tests {
         let mut reader = behind();
         let found = backlog(&mut reader, 2);
         assert_eq!(found, [(128, false), (128, false), (44, false)]);
+    }
+
+    #[test]
+    fn a_limited_backlog_is_short() {
+        let mut reader = BatchReader::new(500);
+        reader.next(queue(&mut 1000), at(0));
+        let mut left = 300;
+        let mut sizes = Vec::new();
+        loop {
+            let (batch, _) = reader.next(queue(&mut left), at(200));
+            sizes.push(batch.len());
+            if !reader.waits() {
+                break;
+            }
+        }
+        // Packets of 100 bytes take 128 with their gaps: four of them reach the limit of a batch.
+        assert_eq!(sizes, [4; 10]);
     }
 
     #[test]

@@ -2,9 +2,8 @@
 //!
 //! A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a bulk
 //! transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the
-//! bottleneck, that queue stays empty. The packets then wait where they were made: while datagrams wait here, the
-//! worker reads no packets, so they stay in the TUN device's queue, and TCP on this host waits for it (TCP small
-//! queues, Linux net/ipv4/tcp_output.c).
+//! bottleneck, that queue stays empty. While datagrams wait here, the worker reads no packets, so they wait in the TUN
+//! device's queue, whose delay it limits ([`BatchReader`](crate::batch_reader::BatchReader)).
 
 use seikan_observe::{DropReason, Stopped};
 use seikan_proto::outbox::{Payload, Run};

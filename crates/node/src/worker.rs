@@ -124,7 +124,7 @@ pub fn run(
     let mut punch_ready = Vec::new();
     let mut reads = true;
     loop {
-        // Packets wait in the device, where TCP on this host waits for them, while datagrams wait for the uplink.
+        // Packets wait in the device's queue while datagrams wait for the uplink.
         let behind = node.pacer.is_behind();
         if reads == behind {
             reads = !behind;

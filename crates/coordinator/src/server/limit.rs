@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn each_token_has_its_own_limit_of_joins() {
         let limits = Limits::new();
-        let joined = (0..10_000).filter(|_| limits.may_join(TokenId(1)));
+        let joined = (0..20_000).filter(|_| limits.may_join(TokenId(1)));
         // The burst, and a few for the time that this takes.
         assert!((16_384..16_420).contains(&joined.count()));
         // A sweep keeps a token that does not have its full burst.
