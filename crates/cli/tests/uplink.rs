@@ -1,4 +1,4 @@
-//! `uplink-rate`: what this host sends arrives no faster, and nothing is lost on the way.
+//! `uplink-rate`: packets leave no faster than it says, and none is lost on the way.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};

@@ -52,7 +52,7 @@ pub struct Config {
     pub copy_dscp: bool,
     /// Loss repair (native protocol only).
     pub repair: Repair,
-    /// Maximum rate of all datagrams that this host sends; `None`: no limit.
+    /// Maximum rate of the tunnel's datagrams, IP headers included; `None`: no limit.
     pub uplink_rate: Option<BitRate>,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,

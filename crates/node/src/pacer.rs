@@ -1,4 +1,4 @@
-//! Limits the rate of all datagrams that this host sends, and spaces them evenly.
+//! Limits the rate of a tunnel's datagrams, and spaces them evenly.
 //!
 //! A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a bulk
 //! transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the

@@ -256,8 +256,8 @@ impl Table {
             for side in &mut pair.sides {
                 if side.until <= now {
                     release(side, holders, by_number);
-                    // Without its stamp too: whoever bound the side with a stamp of the future, or before its
-                    // clock was set back, would keep it otherwise.
+                    // Its stamp goes as well. Otherwise a host whose clock was ahead would keep the side after its
+                    // clock was corrected, and so would a stamp of the future.
                     *side = Side::default();
                 }
             }

@@ -340,7 +340,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         MetricType::Gauge,
         "uplink_limit_bits_per_second",
-        "Configured maximum rate of all datagrams that this host sends.",
+        "Configured maximum rate of the tunnel's datagrams, IP headers included.",
         |s, out| {
             if let Some(rate) = s.node.pacer.rate() {
                 out.gauge(&[], rate as f64);
