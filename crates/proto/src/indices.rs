@@ -80,7 +80,7 @@ impl<T> IndexTable<T> {
         }
     }
 
-    /// Returns the value of `index` for modification: a handshake's index becomes its session's.
+    /// Returns the value of `index` for modification.
     #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let slot = self.slot(index);

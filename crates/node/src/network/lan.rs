@@ -18,7 +18,7 @@ const TOKEN: u64 = (1 << 62) + 16;
 /// Events read before packets get their turn.
 const MAX_EVENTS: usize = 64;
 
-/// LanMonitores the interface, and the addresses of the tunnel's interface.
+/// Watches the interface, and the addresses of the tunnel's interface.
 pub struct LanMonitor {
     network: Subscription,
     netlink: Netlink,
@@ -27,12 +27,12 @@ pub struct LanMonitor {
 impl LanMonitor {
     /// Starts watching. Hooks may have changed the addresses before.
     pub fn new(node: &mut Node) -> Result<LanMonitor, NetlinkError> {
-        let watch = LanMonitor {
+        let monitor = LanMonitor {
             network: Netlink::subscribe(&[Group::Link, Group::Address])?,
             netlink: Netlink::open()?,
         };
-        node.update_addresses(&watch.netlink);
-        Ok(watch)
+        node.update_addresses(&monitor.netlink);
+        Ok(monitor)
     }
 
     /// Whether a token is this service's.
