@@ -51,8 +51,8 @@ fn a_burst_arrives_no_faster_than_the_rate_of_the_uplink() {
                 assert!(rate < RATE, "{protocol}: {rate} bit/s");
             });
             let status = world.status(&world.left);
-            assert_eq!(status["uplink"]["bits_per_second"], 40_000_000);
-            assert!(status["uplink"]["waited"].as_u64() > Some(BURST as u64 / 2));
+            assert_eq!(status["uplink_rate"], 40_000_000);
+            assert!(status["delayed_datagrams"].as_u64() > Some(BURST as u64 / 2));
             assert_eq!(unaccounted(&status), [0, 0]);
         });
     }

@@ -160,12 +160,9 @@ impl Node {
     /// Creates sockets and peers, for a device that exists.
     pub fn with_device(config: &Config, tun: Tun) -> Result<Node, NodeError> {
         let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
-        let uplink = config.uplink_rate.map(BitRate::bits_per_second);
+        let pacer = Pacer::new(config.uplink_rate.map(BitRate::bits_per_second));
         if config.gateway.is_none() && config.mode == Mode::Ip {
-            // A super-packet is sealed as a whole and delays the packets behind it.
-            let bytes = uplink.map_or(u64::MAX, |rate| rate / 8 / 1000);
-            let most = bytes.clamp(GSO_LEAST.into(), GSO_MAX_SIZE.into());
-            limit_super_packets(&tun, most as u32);
+            limit_super_packets(&tun, super_packet_limit(&pacer, GSO_MAX_SIZE));
         }
         let options = UdpOptions {
             fwmark: config.fwmark,
@@ -222,7 +219,7 @@ impl Node {
             restorations: Restorations::default(),
             former: FormerSessions::default(),
             confinement: None,
-            pacer: Pacer::new(uplink),
+            pacer,
             floods: FloodDetector::default(),
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
@@ -257,7 +254,7 @@ impl Node {
             let limit = if own.master.is_some() {
                 GSO_UNLIMITED
             } else {
-                GSO_MAX_SIZE_ETHERNET
+                super_packet_limit(&self.pacer, GSO_MAX_SIZE_ETHERNET)
             };
             limit_super_packets(&self.tun, limit);
         }
@@ -372,6 +369,12 @@ const SMALL_DATAGRAM: u32 = 2048;
 const JUMBO_DATAGRAM: u32 = 9216;
 /// `ARPHRD_LOOPBACK` (include/uapi/linux/if_arp.h).
 const LOOPBACK: u16 = 772;
+
+/// Maximum bytes of a super-packet, `most` without a limit of the uplink. One is sealed as a whole and delays the
+/// packets behind it.
+fn super_packet_limit(pacer: &Pacer, most: u32) -> u32 {
+    pacer.read_limit().clamp(GSO_LEAST as usize, most as usize) as u32
+}
 
 /// Limits the kernel's super-packets to what one GSO send can carry, records included; larger ones would need a
 /// second call. Only speed depends on it, so an error is ignored. Not for a gateway, whose kernel would have to

@@ -1,19 +1,42 @@
-//! Limits the rate of a tunnel's datagrams, and spaces them evenly.
+//! Paces the datagrams of a tunnel: spreads bursts, or limits the rate.
 //!
-//! A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a bulk
-//! transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the
-//! bottleneck, that queue stays empty. While datagrams wait here, the worker reads no packets, so they wait in the TUN
-//! device's queue, whose delay it limits ([`BatchReader`](crate::batch_reader::BatchReader)).
+//! *Bursts.* A TCP sender sends at once what an acknowledgement allows, and at first doubles that in each round trip.
+//! A short queue on the path drops the end of such a burst, and the sender stays far below the rate of the path. So
+//! datagrams to a peer leave at most [`GAIN`] times as fast as they came during a part of the round trip. An even
+//! stream passes unchanged, and a burst takes that part. This needs no estimate of the path's rate. Linux paces TCP
+//! alike, but only for hosts with `fq` or BBR (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
+//!
+//! *Limit.* A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a
+//! bulk transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the
+//! bottleneck, that queue stays empty. While datagrams wait for the limit, the worker reads no packets, so they wait in
+//! the TUN device's queue, whose delay it limits ([`BatchReader`](crate::batch_reader::BatchReader)). The limit spaces
+//! datagrams evenly, so bursts are not spread as well.
 
+mod queue;
+
+use queue::Queue;
 use seikan_observe::{DropReason, Stopped};
-use seikan_proto::outbox::{Payload, Run};
+use seikan_proto::indices::PeerId;
+use seikan_proto::outbox::Run;
 use seikan_proto::time::Instant;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-/// Time that datagrams sent together take at the limit. The shorter, the more send calls.
-const BURST: Duration = Duration::from_micros(250);
-/// Maximum time that is made up for after a late wakeup: more would be a burst.
+/// Rate at which a burst leaves, by that at which datagrams came. The same as Linux's `tcp_pacing_ca_ratio`.
+const GAIN: f64 = 1.2;
+/// Part of the round trip over which datagrams are counted. A burst of half of it or more looks like a full path to the
+/// HyStart of TCP, which then ends slow start (`hystart_update` in net/ipv4/tcp_cubic.c).
+const WINDOWS_PER_ROUND_TRIP: u32 = 4;
+/// Shortest round trip with spread bursts. In a shorter one, delays of the scheduler are as long as the bursts.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(4);
+/// Maximum time over which datagrams are counted, and a burst is spread. The peer can feign any round trip.
+const LONGEST_WINDOW: Duration = Duration::from_millis(50);
+/// Bytes that may leave at once after a pause: less than a short queue holds, and more than TCP sends at first.
+const FREE: f64 = 16.0 * 1500.0;
+/// Maximum bytes of all bursts that wait. More leave at once.
+const MOST_SPREAD: usize = 8 << 20;
+
+/// Maximum time of the limit that is made up for after a late wakeup: more would be a burst.
 const CATCH_UP: Duration = Duration::from_micros(500);
 /// Time at the limit that packets read at once take: the delay of a packet that arrives behind them.
 const READ: Duration = Duration::from_millis(1);
@@ -21,150 +44,243 @@ const READ: Duration = Duration::from_millis(1);
 const QUEUE: Duration = Duration::from_millis(100);
 /// Bytes that may wait at any rate: a super-packet, its parity and answers.
 const LEAST_QUEUE: usize = 128 << 10;
-/// Bytes of the headers of IPv4 and UDP. They count, since the path carries them.
-const HEADERS_V4: usize = 28;
-/// Bytes of the headers of IPv6 and UDP.
-const HEADERS_V6: usize = 48;
 
-/// A limit of the sending rate and the datagrams that wait for it.
-#[derive(Debug, Default)]
-pub struct Pacer {
-    /// Bits per second.
-    rate: Option<u64>,
-    /// When the next datagram may be sent.
-    next: Instant,
-    waiting: VecDeque<Waiting>,
-    /// Bytes in `waiting`.
-    bytes: usize,
-    /// Datagrams that have waited.
-    pub waited: u64,
+/// What to do with a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Send it.
+    Now,
+    /// Nothing: [`Pacer::send`] passes it on when its time has come.
+    Later,
 }
 
-/// A run that waits since a time, and of which `sent` datagrams were sent.
+/// The datagrams that wait.
+#[derive(Debug, Default)]
+pub struct Pacer {
+    limit: Option<Limit>,
+    flows: HashMap<PeerId, Flow>,
+    /// Flows with datagrams that wait, by the time of the next ones.
+    due: BTreeSet<(Instant, PeerId)>,
+    /// Bytes that wait in flows.
+    bytes: usize,
+    /// Datagrams that have waited.
+    pub delayed: u64,
+}
+
+/// The limit of the rate, in bytes per second, and what waits for it.
 #[derive(Debug)]
-struct Waiting {
-    run: Run,
-    bytes: Vec<u8>,
-    sent: usize,
+struct Limit {
+    rate: f64,
+    queue: Queue,
+}
+
+/// The datagrams to a peer.
+#[derive(Debug, Default)]
+struct Flow {
+    queue: Queue,
+    /// Time over which datagrams are counted.
+    window: Duration,
+    /// Begin of the current window.
     since: Instant,
+    /// Bytes that came in the current window.
+    current: usize,
+    /// Bytes that came in the window before.
+    previous: usize,
+    /// Its entry in [`Pacer::due`].
+    due: Option<Instant>,
 }
 
 impl Pacer {
-    /// Creates a pacer with a limit in bits per second, or without a limit.
-    pub fn new(rate: Option<u64>) -> Pacer {
+    /// Creates a pacer with a limit in bits per second for all datagrams together, or without a limit.
+    pub fn new(limit: Option<u64>) -> Pacer {
+        let limit = limit.map(|bits| Limit {
+            rate: bits as f64 / 8.0,
+            queue: Queue::default(),
+        });
         Pacer {
-            rate,
+            limit,
             ..Pacer::default()
         }
     }
 
     /// The limit in bits per second.
-    pub fn rate(&self) -> Option<u64> {
-        self.rate
+    pub fn limit(&self) -> Option<u64> {
+        self.limit.as_ref().map(|limit| (limit.rate * 8.0) as u64)
     }
 
-    /// Whether datagrams wait, so that no packets should be read.
-    pub fn is_behind(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    /// Returns when the next waiting datagrams may be sent.
-    pub fn wakeup(&self) -> Option<Instant> {
-        self.is_behind().then_some(self.next)
+    /// Whether datagrams wait for the limit, so that no packets should be read.
+    pub fn is_at_limit(&self) -> bool {
+        let limit = self.limit.as_ref();
+        limit.is_some_and(|limit| !limit.queue.is_empty())
     }
 
     /// Maximum bytes of packets to read at once; a longer packet is read alone.
     pub fn read_limit(&self) -> usize {
-        self.rate.map_or(usize::MAX, |rate| bytes_in(READ, rate))
+        let limit = self.limit.as_ref();
+        limit.map_or(usize::MAX, |limit| limit.bytes_in(READ))
     }
 
-    /// Adds a run, or returns why it is dropped: too many bytes wait already.
-    pub fn push(&mut self, run: &Run, bytes: &[u8], now: Instant) -> Result<(), Stopped> {
-        let most = self.rate.map_or(0, |rate| bytes_in(QUEUE, rate));
-        if self.bytes + bytes.len() > most + LEAST_QUEUE {
-            return Err(DropReason::SendNoBuffers.into());
+    /// Returns when the next waiting datagrams may be sent.
+    pub fn wakeup(&self) -> Option<Instant> {
+        let limit = self.limit.as_ref();
+        let limited = limit.and_then(|limit| limit.queue.next(limit.rate));
+        let spread = self.due.first().map(|(at, _)| *at);
+        limited.into_iter().chain(spread).min()
+    }
+
+    /// Takes a run to a peer with a round trip of `round_trip`, if it is known. Returns what to do with it, or why it is
+    /// dropped: too many bytes wait for the limit.
+    pub fn push(
+        &mut self,
+        run: &Run,
+        bytes: &[u8],
+        round_trip: Option<Duration>,
+        now: Instant,
+    ) -> Result<Pace, Stopped> {
+        if let Some(limit) = &mut self.limit {
+            limit.push(run, bytes, now)?;
+            return Ok(Pace::Later);
+        }
+        let Some(id) = run.peer else {
+            return Ok(Pace::Now);
+        };
+        let window = round_trip
+            .filter(|time| *time >= SHORTEST_ROUND_TRIP)
+            .map(|time| (time / WINDOWS_PER_ROUND_TRIP).min(LONGEST_WINDOW));
+        let flow = match (window, self.flows.get_mut(&id)) {
+            (Some(window), _) => {
+                let flow = self.flows.entry(id).or_default();
+                flow.window = window;
+                flow
+            }
+            // A path that has become short: what waits goes first.
+            (None, Some(flow)) if !flow.queue.is_empty() => flow,
+            (None, _) => return Ok(Pace::Now),
+        };
+        flow.arrived(queue::bytes_on_path(run, bytes.len()), now);
+        if flow.queue.is_empty() && flow.queue.take(run, bytes.len()) {
+            return Ok(Pace::Now);
         }
         self.bytes += bytes.len();
-        self.waiting.push_back(Waiting {
-            run: run.clone(),
-            bytes: bytes.to_vec(),
-            sent: 0,
-            since: now,
-        });
+        flow.queue.push(run, bytes, now);
+        self.schedule(id);
+        Ok(Pace::Later)
+    }
+
+    /// Enters the time of the next datagrams to a peer.
+    fn schedule(&mut self, id: PeerId) {
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return;
+        };
+        let next = flow.next();
+        if let Some(at) = std::mem::replace(&mut flow.due, next) {
+            self.due.remove(&(at, id));
+        }
+        self.due.extend(next.map(|at| (at, id)));
+    }
+
+    /// Passes the datagrams that may be sent by `now` to `send`, in the order of each peer.
+    pub fn send(&mut self, now: Instant, mut send: impl FnMut(&Run, &[u8])) {
+        if let Some(Limit { rate, queue }) = &mut self.limit {
+            queue.earn(*rate, *rate * CATCH_UP.as_secs_f64(), now);
+            self.delayed += queue.send(*rate, now, &mut send);
+        }
+        if self.bytes > MOST_SPREAD {
+            self.take_all(&mut send);
+        }
+        while let Some((at, id)) = self.due.first().copied()
+            && at <= now
+            && let Some(flow) = self.flows.get_mut(&id)
+        {
+            let before = flow.queue.bytes();
+            flow.earn(now);
+            self.delayed += flow.queue.send(flow.rate(now), now, &mut send);
+            self.bytes -= before - flow.queue.bytes();
+            self.schedule(id);
+        }
+    }
+
+    /// Passes all datagrams that wait to `take`, in the order of each peer.
+    pub fn take_all(&mut self, mut take: impl FnMut(&Run, &[u8])) {
+        let limited = self.limit.iter_mut().map(|limit| &mut limit.queue);
+        let spread = self.flows.values_mut().map(|flow| &mut flow.queue);
+        for queue in limited.chain(spread) {
+            queue.take_all(&mut take);
+        }
+        self.flows.clear();
+        self.due.clear();
+        self.bytes = 0;
+    }
+
+    /// Discards the datagrams to a peer.
+    pub fn remove(&mut self, id: PeerId) {
+        if let Some(limit) = &mut self.limit {
+            limit.queue.remove(id);
+        }
+        if let Some(flow) = self.flows.remove(&id) {
+            self.bytes -= flow.queue.bytes();
+            if let Some(at) = flow.due {
+                self.due.remove(&(at, id));
+            }
+        }
+    }
+}
+
+impl Limit {
+    fn push(&mut self, run: &Run, bytes: &[u8], now: Instant) -> Result<(), Stopped> {
+        if self.queue.bytes() + bytes.len() > self.bytes_in(QUEUE) + LEAST_QUEUE {
+            return Err(DropReason::SendNoBuffers.into());
+        }
+        self.queue.push(run, bytes, now);
         Ok(())
     }
 
-    /// Passes the datagrams that may be sent by `now` to `send`, oldest first.
-    pub fn send(&mut self, now: Instant, mut send: impl FnMut(&Run, &[u8])) {
-        let Some(rate) = self.rate else { return };
-        let earliest = now.as_nanos().saturating_sub(CATCH_UP.as_nanos() as u64);
-        while self.next <= now
-            && let Some(front) = self.waiting.front_mut()
-        {
-            let headers = if front.run.destination.address.is_ipv4() {
-                HEADERS_V4
-            } else {
-                HEADERS_V6
-            };
-            let most = bytes_in(BURST, rate) / (front.run.segment_size + headers);
-            let (part, bytes) = front.take(most.max(1));
-            let on_path = (bytes.len() + part.segments * headers) as u64;
-            let time = Duration::from_nanos(on_path * 8_000_000_000 / rate);
-            self.next = self.next.max(Instant::from_nanos(earliest)) + time;
-            send(&part, bytes);
-            if front.since < now {
-                self.waited += part.segments as u64;
-            }
-            if front.sent == front.run.segments {
-                self.bytes -= front.bytes.len();
-                self.waiting.pop_front();
-            }
-        }
-    }
-
-    /// Passes all datagrams that wait to `take`, oldest first.
-    pub fn take_all(&mut self, mut take: impl FnMut(&Run, &[u8])) {
-        self.bytes = 0;
-        for mut waiting in self.waiting.drain(..) {
-            let (part, bytes) = waiting.take(usize::MAX);
-            take(&part, bytes);
-        }
+    /// Bytes that the limit allows in a time.
+    fn bytes_in(&self, time: Duration) -> usize {
+        (time.as_secs_f64() * self.rate) as usize
     }
 }
 
-impl Waiting {
-    /// Returns the next `most` datagrams as a run of their own, with their part of the inner packets.
-    fn take(&mut self, most: usize) -> (Run, &[u8]) {
-        let Waiting { run, sent, .. } = self;
-        let (first, all) = (*sent, run.segments);
-        let end = first.saturating_add(most).min(all);
-        *sent = end;
-        // A run does not know which of its datagrams carry which packets.
-        let part = |count: u64| count * end as u64 / all as u64 - count * first as u64 / all as u64;
-        let range = first * run.segment_size..(end * run.segment_size).min(self.bytes.len());
-        let payload = Payload {
-            packets: part(run.payload.packets),
-            bytes: part(run.payload.bytes),
-        };
-        let part = Run {
-            segments: end - first,
-            payload,
-            range: 0..range.len(),
-            ..run.clone()
-        };
-        (part, &self.bytes[range])
+impl Flow {
+    /// Counts bytes that came.
+    fn arrived(&mut self, bytes: usize, now: Instant) {
+        let elapsed = now.duration_since(self.since);
+        if elapsed >= 2 * self.window {
+            self.previous = 0;
+            self.current = 0;
+            self.since = now;
+        } else if elapsed >= self.window {
+            self.previous = std::mem::take(&mut self.current);
+            self.since += self.window;
+        }
+        self.current += bytes;
+        self.earn(now);
     }
-}
 
-/// Bytes that a rate in bits per second carries in a time.
-fn bytes_in(time: Duration, rate: u64) -> usize {
-    (time.as_secs_f64() * rate as f64 / 8.0) as usize
+    fn earn(&mut self, now: Instant) {
+        self.queue.earn(self.rate(now), FREE, now);
+    }
+
+    /// Bytes per second at which datagrams may leave.
+    fn rate(&self, now: Instant) -> f64 {
+        let window = self.window.as_secs_f64();
+        let elapsed = now.duration_since(self.since).as_secs_f64() / window;
+        let previous = self.previous as f64 * (1.0 - elapsed).max(0.0);
+        // What waits does not wait for longer than a window.
+        let bytes = (self.current as f64 + previous).max(self.queue.bytes() as f64);
+        GAIN * bytes / window
+    }
+
+    /// When the next waiting datagrams may be sent.
+    fn next(&self) -> Option<Instant> {
+        self.queue.next(self.rate(self.queue.updated()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seikan_proto::outbox::Destination;
+    use seikan_proto::outbox::{Destination, Payload};
 
     const RATE: u64 = 8_000_000;
 
@@ -182,6 +298,7 @@ mod tests {
             peer: None,
             segment_size,
             segments,
+            first: 0,
             payload: Payload {
                 packets: 7,
                 bytes: 1001,
@@ -195,72 +312,178 @@ mod tests {
         Instant::from_nanos(1 << 40) + Duration::from_micros(us)
     }
 
-    /// Returns the time, number, first byte and inner packets of each part that is sent until nothing waits.
-    fn drain(pacer: &mut Pacer, from: Instant) -> Vec<(Instant, usize, u8, u64)> {
-        let (mut now, mut sent) = (from, Vec::new());
-        loop {
+    /// A part that was sent.
+    #[derive(Debug)]
+    struct Sent {
+        /// Microseconds.
+        at: u64,
+        peer: Option<PeerId>,
+        datagrams: usize,
+        first_byte: u8,
+        packets: u64,
+    }
+
+    /// Sends from a time on until nothing waits or `until` has come.
+    fn drain(pacer: &mut Pacer, from: u64, until: u64) -> Vec<Sent> {
+        let (mut now, mut sent) = (at(from), Vec::new());
+        while now < at(until) {
             pacer.send(now, |run, bytes| {
                 assert_eq!(bytes.len(), run.segments * run.segment_size);
-                sent.push((now, run.segments, bytes[0], run.payload.packets));
+                sent.push(Sent {
+                    at: (now - at(0)).as_micros() as u64,
+                    peer: run.peer,
+                    datagrams: run.segments,
+                    first_byte: bytes[0],
+                    packets: run.payload.packets,
+                });
             });
             match pacer.wakeup() {
-                Some(at) => now = at,
-                None => return sent,
+                Some(next) => now = next,
+                None => break,
             }
         }
+        sent
+    }
+
+    fn push_limited(pacer: &mut Pacer, run: &(Run, Vec<u8>), us: u64) -> Result<Pace, Stopped> {
+        pacer.push(&run.0, &run.1, None, at(us))
     }
 
     #[test]
     fn datagrams_leave_at_the_rate_with_their_headers() {
         // 1000 bytes with headers take 1 ms.
         let mut pacer = Pacer::new(Some(RATE));
-        let (run, bytes) = run(5, 972);
-        pacer.push(&run, &bytes, at(0)).expect("space");
-        let sent = drain(&mut pacer, at(0));
+        push_limited(&mut pacer, &run(5, 972), 0).expect("space");
+        assert!(pacer.is_at_limit());
+        let sent = drain(&mut pacer, 0, u64::MAX);
         // The first makes up for half a millisecond before.
-        let times = [0, 500, 1500, 2500, 3500].map(at);
-        assert_eq!(sent.iter().map(|part| part.0).collect::<Vec<_>>(), times);
-        assert_eq!(
-            sent.iter().map(|part| part.2).collect::<Vec<_>>(),
-            [0, 1, 2, 3, 4]
-        );
-        assert_eq!(sent.iter().map(|part| part.3).sum::<u64>(), 7);
-        assert_eq!(pacer.waited, 4);
+        let times: Vec<u64> = sent.iter().map(|part| part.at).collect();
+        assert_eq!(times, [0, 500, 1500, 2500, 3500]);
+        let bytes: Vec<u8> = sent.iter().map(|part| part.first_byte).collect();
+        assert_eq!(bytes, [0, 1, 2, 3, 4]);
+        assert_eq!(sent.iter().map(|part| part.packets).sum::<u64>(), 7);
+        assert_eq!(pacer.delayed, 4);
+        assert!(!pacer.is_at_limit());
     }
 
     #[test]
     fn a_fast_path_gets_several_datagrams_at_once() {
-        // 0.25 ms are five datagrams.
+        // 0.25 ms are five datagrams, and twice as many are made up for.
         let mut pacer = Pacer::new(Some(20 * RATE));
-        let (run, bytes) = run(44, 972);
-        pacer.push(&run, &bytes, at(0)).expect("space");
-        let sent = drain(&mut pacer, at(0));
-        let sizes: Vec<usize> = sent.iter().map(|part| part.1).collect();
-        assert_eq!(sizes, [5, 5, 5, 5, 5, 5, 5, 5, 4]);
-        assert_eq!(sent.last().map(|part| part.0), Some(at(1500)));
+        push_limited(&mut pacer, &run(44, 972), 0).expect("space");
+        let sent = drain(&mut pacer, 0, u64::MAX);
+        let sizes: Vec<usize> = sent.iter().map(|part| part.datagrams).collect();
+        assert_eq!(sizes, [10, 5, 5, 5, 5, 5, 5, 4]);
+        assert_eq!(sent.last().map(|part| part.at), Some(1500));
     }
 
     #[test]
     fn time_without_datagrams_is_not_saved_up() {
         let mut pacer = Pacer::new(Some(RATE));
-        let (run, bytes) = run(1, 972);
-        pacer.push(&run, &bytes, at(0)).expect("space");
-        drain(&mut pacer, at(0));
-        let (run, bytes) = self::run(4, 972);
-        pacer.push(&run, &bytes, at(1_000_000)).expect("space");
-        let sent = drain(&mut pacer, at(1_000_000));
-        assert_eq!(sent.last().map(|part| part.0), Some(at(1_002_500)));
+        push_limited(&mut pacer, &run(1, 972), 0).expect("space");
+        drain(&mut pacer, 0, u64::MAX);
+        push_limited(&mut pacer, &run(4, 972), 1_000_000).expect("space");
+        let sent = drain(&mut pacer, 1_000_000, u64::MAX);
+        assert_eq!(sent.last().map(|part| part.at), Some(1_002_500));
     }
 
     #[test]
-    fn what_waits_is_bounded_and_the_rest_is_refused() {
+    fn what_waits_for_the_limit_is_bounded_and_the_rest_is_refused() {
         let mut pacer = Pacer::new(Some(RATE));
-        let (run, bytes) = run(60, 1000);
-        let pushed = std::iter::repeat_with(|| pacer.push(&run, &bytes, at(0)));
+        let run = run(60, 1000);
+        let pushed = std::iter::repeat_with(|| push_limited(&mut pacer, &run, 0));
         let pushed = pushed.take_while(Result::is_ok).count();
         // 100 ms are 100,000 bytes.
         assert_eq!(pushed, (100_000 + LEAST_QUEUE) / 60_000);
-        drain(&mut pacer, at(0));
-        assert!(pacer.push(&run, &bytes, at(0)).is_ok());
+        drain(&mut pacer, 0, u64::MAX);
+        assert!(push_limited(&mut pacer, &run, 0).is_ok());
+    }
+
+    /// Pushes a run of `datagrams` of 1000 bytes on the path to a peer at 40 ms.
+    fn push_to(pacer: &mut Pacer, peer: u32, datagrams: usize, us: u64) -> Pace {
+        let (mut run, bytes) = run(datagrams, 972);
+        run.peer = Some(PeerId(peer));
+        let pace = pacer.push(&run, &bytes, Some(Duration::from_millis(40)), at(us));
+        pace.expect("no limit")
+    }
+
+    #[test]
+    fn an_even_stream_passes() {
+        let mut pacer = Pacer::default();
+        for ms in 0..200 {
+            let pace = push_to(&mut pacer, 1, 20, ms * 1000);
+            // Until its rate is known, it looks like a burst.
+            assert!(pace == Pace::Now || ms < 60, "{ms}");
+            drain(&mut pacer, ms * 1000, (ms + 1) * 1000);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_burst_fits_a_short_queue() {
+        let mut pacer = Pacer::default();
+        // 240 datagrams come within a millisecond. They leave in 35 us each.
+        for part in 0..6 {
+            assert_eq!(push_to(&mut pacer, 1, 40, part * 200), Pace::Later);
+        }
+        let sent = drain(&mut pacer, 1000, u64::MAX);
+        assert_eq!(sent.iter().map(|part| part.datagrams).sum::<usize>(), 240);
+        // The queue of a link that takes 20 us for each.
+        let (mut queue, mut before) = (0.0_f64, 0);
+        for part in &sent {
+            queue = (queue - (part.at - before) as f64 / 20.0).max(0.0) + part.datagrams as f64;
+            before = part.at;
+            assert!(queue <= 32.0, "{queue} at {part:?}");
+        }
+        // A quarter of the round trip, at 1.2 times the rate.
+        assert!((7_000..10_000).contains(&before), "{before}");
+        assert_eq!((pacer.bytes, pacer.wakeup()), (0, None));
+    }
+
+    #[test]
+    fn a_burst_to_one_peer_does_not_delay_another() {
+        let mut pacer = Pacer::default();
+        assert_eq!(push_to(&mut pacer, 1, 60, 0), Pace::Later);
+        assert!(!pacer.is_at_limit());
+        assert_eq!(push_to(&mut pacer, 2, 4, 10), Pace::Now);
+        // Later ones to the first wait behind the burst.
+        assert_eq!(push_to(&mut pacer, 1, 1, 20), Pace::Later);
+    }
+
+    #[test]
+    fn bursts_to_a_near_peer_are_not_spread() {
+        let mut pacer = Pacer::default();
+        let (mut run, bytes) = run(60, 972);
+        run.peer = Some(PeerId(1));
+        for round_trip in [None, Some(Duration::from_micros(3999))] {
+            let pace = pacer.push(&run, &bytes, round_trip, at(0));
+            assert_eq!(pace.ok(), Some(Pace::Now));
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_peer_goes_with_it() {
+        for mut pacer in [Pacer::default(), Pacer::new(Some(RATE))] {
+            for peer in [1, 2] {
+                assert_eq!(push_to(&mut pacer, peer, 60, 0), Pace::Later);
+            }
+            pacer.remove(PeerId(1));
+            let sent = drain(&mut pacer, 0, u64::MAX);
+            assert!(sent.iter().all(|part| part.peer == Some(PeerId(2))));
+            assert_eq!(sent.iter().map(|part| part.datagrams).sum::<usize>(), 60);
+            assert_eq!(pacer.bytes, 0);
+        }
+    }
+
+    #[test]
+    fn more_bursts_than_the_limit_of_memory_leave_at_once() {
+        let mut pacer = Pacer::default();
+        let runs = MOST_SPREAD / (60 * 972) + 1;
+        for peer in 0..runs {
+            push_to(&mut pacer, peer as u32, 60, 0);
+        }
+        let mut datagrams = 0;
+        pacer.send(at(0), |run, _| datagrams += run.segments);
+        assert_eq!(datagrams, runs * 60);
+        assert_eq!((pacer.bytes, pacer.wakeup()), (0, None));
     }
 }

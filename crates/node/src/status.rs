@@ -62,9 +62,12 @@ pub struct Status {
     pub flood_drops: u64,
     /// Sends that failed with segmentation offload and were repeated without.
     pub gso_fallbacks: u64,
-    /// The limit of the sending rate; absent without one.
+    /// Datagrams sent later than they were made: bursts are spread, or the rate is limited.
+    #[serde(default)]
+    pub delayed_datagrams: u64,
+    /// Maximum rate of all datagrams with their IP headers, in bits per second; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uplink: Option<Uplink>,
+    pub uplink_rate: Option<u64>,
     /// Totals of all peers, including removed ones and packets of no peer.
     pub totals: Traffic,
     /// Number of packets per system call.
@@ -82,16 +85,6 @@ pub struct Status {
     pub gateway: Option<GatewayStatus>,
 }
 
-/// The limit of the sending rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Uplink {
-    /// Maximum rate of all datagrams with their IP headers, in bits per second.
-    pub bits_per_second: u64,
-    /// Datagrams sent later than they were made, because of the limit.
-    pub waited: u64,
-}
-
 /// Returns everything except peers and gateway, which may be long and are sent piece by piece.
 pub fn without_peers(node: &Node, record: &Record) -> Status {
     let counts = node.sockets.counts();
@@ -106,10 +99,8 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
         malformed_drops: counts.malformed_drops,
         flood_drops: counts.flood_drops,
         gso_fallbacks: counts.gso_fallbacks,
-        uplink: node.pacer.rate().map(|bits_per_second| Uplink {
-            bits_per_second,
-            waited: node.pacer.waited,
-        }),
+        delayed_datagrams: node.pacer.delayed,
+        uplink_rate: node.pacer.limit(),
         totals: traffic::traffic(&node.tunnel.totals()),
         batches: Batches {
             packets_per_read: distribution(&node.batches.packets_per_read),

@@ -594,8 +594,8 @@ impl Work<'_> {
             return Ok(());
         };
         let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
-        let identity = node.tunnel.identity();
-        let gateway = GatewayNode::open(config, settings, identity, mtu, &self.netlink)?;
+        let (identity, pacer) = (node.tunnel.identity(), &node.pacer);
+        let gateway = GatewayNode::open(config, settings, identity, pacer, mtu, &self.netlink)?;
         node.gateway = Some(gateway);
         if settings.mode == GatewayMode::Routed {
             let observer = &mut *self.observer;
@@ -699,13 +699,14 @@ impl Work<'_> {
         }
         self.was_up = true;
         node.former.resume_configured(&mut node.tunnel);
-        let ended = worker::run(node, Some(self.signals), &mut services)?;
+        let ended = worker::run(node, Some(self.signals), &mut services);
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);
         }
         let is_kept = services.has_monitor;
         drop(services);
         node.leave_election();
+        let ended = ended?;
         if is_kept {
             Ok(ended)
         } else {

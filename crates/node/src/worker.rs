@@ -1,4 +1,5 @@
-//! The worker: a single loop that runs each step to completion, without queues in between.
+//! The worker: a single loop that runs each step to completion, without queues in between except for the
+//! [`Pacer`](crate::pacer::Pacer).
 //!
 //! Each iteration, in this order: receive from the sockets, write the packets to the TUN device, send answers;
 //! read a batch from the TUN device, seal it, send it; handle timers; serve the control sockets. Receiving
@@ -11,6 +12,7 @@ mod transports;
 use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
 use crate::node::{Node, NodeError};
+use crate::pacer::Pace;
 use crate::sockets::Sockets;
 use crate::sockets::punch::FIRST_TOKEN;
 use crate::system::now;
@@ -23,6 +25,7 @@ use seikan_proto::mode::Mode;
 use seikan_proto::outbox::Run;
 use seikan_proto::proxied;
 use seikan_proto::segment::{self, SuperPacket};
+use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
@@ -93,6 +96,16 @@ pub fn run(
     signals: Option<&Signals>,
     service: &mut dyn Service,
 ) -> Result<Ended, NodeError> {
+    let ended = run_loop(node, signals, service);
+    node.send_rest();
+    ended
+}
+
+fn run_loop(
+    node: &mut Node,
+    signals: Option<&Signals>,
+    service: &mut dyn Service,
+) -> Result<Ended, NodeError> {
     let failed = |operation| move |error| NodeError::System { operation, error };
     let mut epoll = Epoll::new(64).map_err(failed("cannot create an epoll instance"))?;
     let register = |epoll: &Epoll, node: &Node| -> io::Result<()> {
@@ -125,9 +138,9 @@ pub fn run(
     let mut reads = true;
     loop {
         // Packets wait in the device's queue while datagrams wait for the uplink.
-        let behind = node.pacer.is_behind();
-        if reads == behind {
-            reads = !behind;
+        let is_at_limit = node.pacer.is_at_limit();
+        if reads == is_at_limit {
+            reads = !is_at_limit;
             node.watch_tun(&epoll, reads)
                 .map_err(failed("cannot watch the device"))?;
         }
@@ -175,15 +188,16 @@ pub fn run(
             read |= node.receive_from(*token, &mut buffers);
         }
         read |= node.receive_proxied(&mut buffers);
-        node.send_paced();
+        node.send_paced(now().mono);
         // A gateway answers ARP there, so it reads on, and drops what is too much for the uplink.
         if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
-        if (read || buffers.reader.waits()) && !node.pacer.is_behind() {
+        if (read || buffers.reader.waits()) && !node.pacer.is_at_limit() {
             gone |= node.read_from_tun(&mut buffers.reader);
         }
-        if gone {
+        // What was read before is sent first; the event comes again.
+        if gone && !buffers.reader.waits() {
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers(&mut buffers);
@@ -205,10 +219,7 @@ pub fn run(
             };
             match flow {
                 ControlFlow::Continue => {}
-                ControlFlow::Stop => {
-                    node.send_rest();
-                    return Ok(Ended::Requested);
-                }
+                ControlFlow::Stop => return Ok(Ended::Requested),
                 ControlFlow::SocketsChanged => {
                     register(&epoll, node).map_err(failed("cannot watch the sockets"))?
                 }
@@ -434,44 +445,57 @@ impl Node {
         }
     }
 
-    /// Sends everything in the outbox, or lets it wait for the uplink.
+    /// Sends everything in the outbox, or lets it wait in the pacer.
     pub(crate) fn transmit(&mut self) {
-        let is_paced = self.pacer.rate().is_some();
+        self.discard_removed();
+        let now = now().mono;
         for run in self.outbox.runs() {
             let bytes = self.outbox.bytes(run);
-            if is_paced {
-                match self.pacer.push(run, bytes, now().mono) {
-                    Ok(()) => self.tunnel.waits(run),
-                    Err(stopped) => self.tunnel.sent(run, Err(stopped)),
+            let peer = run.peer.and_then(|id| self.tunnel.peer(id));
+            let round_trip = peer.and_then(|peer| peer.path.rtt);
+            let result = match self.pacer.push(run, bytes, round_trip, now) {
+                Ok(Pace::Later) => {
+                    self.tunnel.queued(run);
+                    continue;
                 }
-                continue;
-            }
-            let result = send(&self.sockets, &mut self.transports, run, bytes);
-            self.batches.datagrams_per_send.record(run.segments as u64);
+                Ok(Pace::Now) => {
+                    self.batches.datagrams_per_send.record(run.segments as u64);
+                    send(&self.sockets, &mut self.transports, run, bytes)
+                }
+                Err(stopped) => Err(stopped),
+            };
             self.tunnel.sent(run, result);
         }
         self.outbox.clear();
-        self.send_paced();
+        self.send_paced(now);
     }
 
-    /// Sends the datagrams that have waited long enough for the uplink.
-    fn send_paced(&mut self) {
-        if !self.pacer.is_behind() {
-            return;
-        }
-        self.pacer.send(now().mono, |run, bytes| {
-            let result = send(&self.sockets, &mut self.transports, run, bytes);
+    /// Sends the datagrams whose time has come.
+    fn send_paced(&mut self, now: Instant) {
+        self.discard_removed();
+        self.pacer.send(now, |run, bytes| {
             self.batches.datagrams_per_send.record(run.segments as u64);
-            self.tunnel.waited(run, result);
+            let result = send(&self.sockets, &mut self.transports, run, bytes);
+            self.tunnel.dequeued(run);
+            self.tunnel.sent(run, result);
         });
     }
 
-    /// Sends the datagrams that wait for the uplink at once: the tunnel ends.
+    /// Sends the datagrams that wait in the pacer at once: the tunnel ends.
     fn send_rest(&mut self) {
+        self.discard_removed();
         self.pacer.take_all(|run, bytes| {
             let result = send(&self.sockets, &mut self.transports, run, bytes);
-            self.tunnel.waited(run, result);
+            self.tunnel.dequeued(run);
+            self.tunnel.sent(run, result);
         });
+    }
+
+    /// Discards the datagrams to removed peers that wait in the pacer.
+    fn discard_removed(&mut self) {
+        for id in self.tunnel.take_removed_peers() {
+            self.pacer.remove(id);
+        }
     }
 
     /// Starts or stops waiting for packets of the TUN device.
@@ -733,6 +757,7 @@ mod tests {
                 peer: None,
                 segment_size: 1000,
                 segments: 60,
+                first: 0,
                 payload: Payload::default(),
                 range: 0..60_000,
             };

@@ -53,7 +53,8 @@ drop_reasons! {
     SendTooLarge = "send_too_large",
     /// The kernel refused the datagram: no route, unreachable, blocked by a filter.
     SendRefused = "send_refused",
-    /// The kernel had no buffer space for the datagram (ENOBUFS).
+    /// There was no space for the datagram: in the kernel's send buffer, in the connection to a relay
+    /// or TURN server, or in the queue of a limited uplink.
     SendNoBuffers = "send_no_buffers",
     /// The datagram is too short for its type, or was truncated by the receive buffer.
     Truncated = "truncated",
@@ -157,7 +158,7 @@ drop_reasons! {
     FlowLimit = "flow_limit",
     /// In user space: the socket of a program on this host refused the datagram.
     HostRefused = "host_refused",
-    /// The tunnel was shut down, or the peer was removed, while the packet was waiting.
+    /// The peer was removed while the packet was waiting.
     PeerRemoved = "peer_removed",
 }
 

@@ -17,7 +17,7 @@ pub struct DirectionCounters {
     pub bytes_out: u64,
     /// Packets that ended here as intended (keepalives, probes, reports, handshakes).
     pub consumed: u64,
-    /// Packets that are pending (waiting for a handshake or for missing slices).
+    /// Packets that wait for a handshake, for their time to be sent, or for missing fragments.
     pub pending: u64,
     /// Packets dropped, by reason.
     pub drops: DropCounts,

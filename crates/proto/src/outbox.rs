@@ -48,6 +48,8 @@ pub struct Run {
     pub segment_size: usize,
     /// Number of datagrams.
     pub segments: usize,
+    /// Number of datagrams of the same batch that are sent before it, if a driver cuts batches.
+    pub first: usize,
     /// The inner packets in all of them.
     pub payload: Payload,
     /// Position in [`Outbox::bytes`].
@@ -220,6 +222,7 @@ impl Slot<'_> {
                 peer,
                 segment_size: length,
                 segments: 1,
+                first: 0,
                 payload,
                 range: self.start..end,
             }),

@@ -9,7 +9,7 @@ use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
 use crate::native::address_validation::AddressValidation;
 use crate::native::check::UnknownAcks;
-use crate::native::health::{Receiver, Report};
+use crate::native::health::{Receiver, Report, SentBatches};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
 use crate::native::record::Outgoing;
@@ -222,9 +222,9 @@ pub struct Path {
     pub(crate) responded: Option<SocketAddr>,
     /// The path is probed until then. Extended by sending data.
     pub(crate) active_until: Instant,
-    /// Datagrams sent after the first of their GSO batch, since reports were last assessed.
-    pub(crate) sent_later: u32,
-    /// Number of these datagrams that the peer has reported as received since.
+    /// Datagrams sent since reports were last assessed.
+    pub(crate) sent_batches: SentBatches,
+    /// Datagrams behind the first of their batch that the peer has reported as received since.
     received_later: u32,
     /// When reports were last assessed.
     assessed: Instant,
@@ -256,7 +256,7 @@ impl Path {
             previous: None,
             responded: None,
             active_until: Instant::BOOT,
-            sent_later: 0,
+            sent_batches: SentBatches::default(),
             received_later: 0,
             assessed: Instant::BOOT,
             missed: 0,
@@ -274,7 +274,7 @@ impl Path {
                 received_later,
                 ..report
             };
-            if all.misses_batches(std::mem::take(&mut self.sent_later)) {
+            if all.misses_batches(std::mem::take(&mut self.sent_batches)) {
                 self.missed += 1;
                 self.gso &= self.missed < MANGLED_REPORTS;
             } else if received_later > 0 {

@@ -11,7 +11,7 @@
 //! 4. [`Tunnel::release`] after 2 and 3, again while it says there is more;
 //! 5. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
 //!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
-//!    both.
+//!    both. Runs that it sends later are reported by [`Tunnel::queued`] and [`Tunnel::dequeued`].
 //!
 //! Equal calls with equal arguments and the same random source return equal bytes.
 
@@ -35,6 +35,7 @@ use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use crate::mac_table::MacTable;
 use crate::mode::Mode;
+use crate::native::health::SentBatches;
 use crate::noise::Protocol;
 use crate::outbox::{Outbox, Payload, Run};
 use crate::peer::{Peer, PeerTable};
@@ -128,6 +129,8 @@ pub struct Tunnel {
     nat_mappings: NatMappings,
     /// See [`Tunnel::take_punches`]; at most one for each peer.
     punches: Vec<Punch>,
+    /// See [`Tunnel::take_removed_peers`].
+    removed_peers: Vec<PeerId>,
     searches: birthday::Searches,
     /// Peers with records to process that were restored or held back.
     to_release: Vec<PeerId>,
@@ -197,6 +200,7 @@ impl Tunnel {
             pings_sent: 0,
             nat_mappings: NatMappings::default(),
             punches: Vec::new(),
+            removed_peers: Vec::new(),
             searches: birthday::Searches::default(),
             to_release: Vec::new(),
             unattributed: PeerCounters::default(),
@@ -407,11 +411,12 @@ impl Tunnel {
         }
         peer.drop_staged(DropReason::PeerRemoved);
         inbound::drop_held(&mut peer, self.mode, DropReason::PeerRemoved);
-        let pending = std::mem::take(&mut peer.counters.inbound.pending);
-        peer.counters
-            .inbound
-            .drops
-            .add(DropReason::PeerRemoved, pending);
+        // Outbound packets are still pending if they are in the driver's queue.
+        for direction in [&mut peer.counters.outbound, &mut peer.counters.inbound] {
+            let pending = std::mem::take(&mut direction.pending);
+            direction.drops.add(DropReason::PeerRemoved, pending);
+        }
+        self.removed_peers.push(id);
         self.unattributed.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
@@ -483,9 +488,9 @@ impl Tunnel {
     }
 
     /// Sets the services that a peer, or a device behind it, may use here, and at which addresses.
-    /// Without a call it may
-    /// send anything to any address. TCP connections to these addresses continue. If the peer was
-    /// unrestricted before, UDP replies to this host pass once this host sends again.
+    /// Without a call it may send anything to any address. TCP connections to these addresses
+    /// continue. If the peer was unrestricted before, UDP replies to this host pass once this host
+    /// sends again.
     pub fn set_filter(&mut self, id: PeerId, filters: Filters) {
         if let Some(peer) = self.peer_mut(id) {
             peer.filter = StatefulFilter::set(peer.filter.take(), filters);
@@ -539,27 +544,24 @@ impl Tunnel {
         self.indices.len()
     }
 
-    /// Reports that a run waits before it is sent. [`Self::waited`] ends that.
-    pub fn waits(&mut self, run: &Run) {
-        if let Some(peer) = run
-            .peer
-            .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut())
-        {
+    /// Reports that a run is in the driver's queue. [`Self::dequeued`] ends that.
+    pub fn queued(&mut self, run: &Run) {
+        if let Some(peer) = run.peer.and_then(|id| self.peer_mut(id)) {
             peer.counters.outbound.pending += run.payload.packets;
         }
     }
 
-    /// Reports the result of sending a part of a run that waited, as [`Self::sent`] does.
-    pub fn waited(&mut self, run: &Run, result: Result<(), Stopped>) {
-        if let Some(peer) = run
-            .peer
-            .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut())
-        {
-            let pending = &mut peer.counters.outbound.pending;
-            // The peer may be another one than that of the run, which was removed.
-            *pending = pending.saturating_sub(run.payload.packets);
+    /// Reports that a part of a run has left the driver's queue; [`Self::sent`] follows.
+    pub fn dequeued(&mut self, part: &Run) {
+        if let Some(peer) = part.peer.and_then(|id| self.peer_mut(id)) {
+            peer.counters.outbound.pending -= part.payload.packets;
         }
-        self.sent(run, result);
+    }
+
+    /// Returns the peers that were removed since the last call. The driver discards their runs
+    /// from its queue without a report.
+    pub fn take_removed_peers(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.removed_peers)
     }
 
     /// Reports the result of sending a run: `Ok`, or the number of datagrams that were sent before the
@@ -569,22 +571,22 @@ impl Tunnel {
             .peer
             .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut());
         let reason = result.err().map(|stopped| stopped.reason);
-        let mut nobody = 0;
-        let (counters, sent_later) = match peer {
+        let mut nobody = SentBatches::default();
+        let (counters, batches) = match peer {
             Some(peer) => {
                 match reason {
                     Some(DropReason::SendTooLarge) => peer.path.mtu.too_large(run.segment_size),
                     Some(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
                     _ => {}
                 }
-                (&mut peer.counters, &mut peer.path.sent_later)
+                (&mut peer.counters, &mut peer.path.sent_batches)
             }
             None => (&mut self.unattributed, &mut nobody),
         };
         let segments = run.segments as u64;
         let sent = result.map_or_else(|stopped| stopped.done.min(segments), |()| segments);
         counters.sent_bytes += (sent * run.segment_size as u64).min(run.range.len() as u64);
-        *sent_later = sent_later.saturating_add(sent.saturating_sub(1) as u32);
+        batches.add(run.first, sent);
         let Payload { packets, bytes } = run.payload;
         // A run does not know which of its datagrams carry which packets.
         let part = |stopped| Stopped {

@@ -3,10 +3,10 @@
 use crate::paths::{delivered_mss, syn};
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::{Flow, packets_of};
-use crate::sim::{Setup, World};
+use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
 use seikan_proto::noise::Protocol;
-use seikan_proto::outbox::Outbox;
+use seikan_proto::outbox::{Destination, Outbox, Payload, Run};
 use seikan_wire::ip::{self, ECN_CE, ECN_ECT0, ECN_NOT_ECT};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, tcp};
 use std::time::Duration;
@@ -605,6 +605,37 @@ fn removing_a_peer_with_waiting_packets_keeps_the_counters_balanced() {
     assert_eq!(totals.outbound.drops.get(DropReason::PeerRemoved), 1);
     assert_eq!(world.sides[0].tunnel.next_wakeup(), None);
     assert_eq!(world.sides[0].tunnel.indices_in_use(), 0);
+}
+
+#[test]
+fn packets_in_the_queue_of_the_driver_end_with_their_peer() {
+    let mut world = World::new(NATIVE, 1);
+    let side = &mut world.sides[0];
+    let payload = Payload {
+        packets: 3,
+        bytes: 300,
+    };
+    let run = Run {
+        destination: Destination {
+            address: address(1, false),
+            source: None,
+            traffic_class: 0,
+            hop_limit: None,
+        },
+        peer: Some(side.peer),
+        segment_size: 150,
+        segments: 3,
+        first: 0,
+        payload,
+        range: 0..450,
+    };
+    side.tunnel.queued(&run);
+    side.tunnel.remove_peer(side.peer);
+    assert_eq!(side.tunnel.take_removed_peers(), [side.peer]);
+    assert_eq!(side.tunnel.take_removed_peers(), []);
+    let totals = world.totals(0).outbound;
+    assert_eq!(totals.pending, 0);
+    assert_eq!(totals.drops.get(DropReason::PeerRemoved), 3);
 }
 
 /// A packet joins the newest write of its flow or none: not one that a super-packet came after.

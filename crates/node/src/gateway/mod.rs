@@ -17,7 +17,7 @@ pub(crate) use traffic::{Destination, MAX_FRAMES};
 
 use crate::pacer::Pacer;
 use ipnet::IpNet;
-use seikan_config::{BitRate, Config, GatewayMode, GatewaySettings};
+use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;
 use seikan_sys::netlink::Netlink;
@@ -39,6 +39,7 @@ impl GatewayNode {
         config: &Config,
         settings: &GatewaySettings,
         identity: &Identity,
+        pacer: &Pacer,
         tunnel_mtu: u32,
         netlink: &Netlink,
     ) -> Result<GatewayNode, LanError> {
@@ -63,12 +64,11 @@ impl GatewayNode {
                 if config.mesh.is_some() {
                     answer_for.extend(config.addresses.iter().map(IpNet::trunc));
                 }
-                let uplink = config.uplink_rate.map(BitRate::bits_per_second);
                 let options = LanOptions {
                     settings,
                     answer_for,
                     offload: config.offload,
-                    read_limit: Pacer::new(uplink).read_limit(),
+                    read_limit: pacer.read_limit(),
                 };
                 Some(Lan::open(options, identity, link)?)
             }

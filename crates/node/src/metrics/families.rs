@@ -254,7 +254,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         Gauge,
         "pending_packets",
-        "Packets that wait for a handshake or for missing parts.",
+        "Packets that wait for a handshake, for their time to be sent, or for missing parts.",
         |s, out| {
             let sum = s.tunnel().totals();
             for (name, direction) in directions(&sum) {
@@ -342,20 +342,16 @@ pub const FAMILIES: &[Family] = &[
         "uplink_limit_bits_per_second",
         "Configured maximum rate of the tunnel's datagrams, IP headers included.",
         |s, out| {
-            if let Some(rate) = s.node.pacer.rate() {
+            if let Some(rate) = s.node.pacer.limit() {
                 out.gauge(&[], rate as f64);
             }
         },
     ),
     family(
         MetricType::Counter,
-        "uplink_waited_datagrams",
-        "Datagrams sent later than they were made, because of the configured maximum rate.",
-        |s, out| {
-            if s.node.pacer.rate().is_some() {
-                out.count(&[], s.node.pacer.waited);
-            }
-        },
+        "delayed_datagrams",
+        "Datagrams sent later than they were made: bursts are spread, or the rate is limited.",
+        |s, out| out.count(&[], s.node.pacer.delayed),
     ),
     family(
         MetricType::Histogram,

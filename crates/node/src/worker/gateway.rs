@@ -194,8 +194,10 @@ impl Node {
             self.send_made();
         } else {
             self.tunnel.stand_by();
-            self.pacer
-                .take_all(|run, _| self.tunnel.waited(run, Err(DropReason::Standby.into())));
+            self.pacer.take_all(|run, _| {
+                self.tunnel.dequeued(run);
+                self.tunnel.sent(run, Err(DropReason::Standby.into()));
+            });
         }
     }
 

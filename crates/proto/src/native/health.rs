@@ -119,14 +119,35 @@ impl Report {
         b
     }
 
-    /// Whether batches arrive with their first datagram only: of the `sent_later` datagrams sent
-    /// after the first of their batch since the previous report, hardly any arrived.
+    /// Whether send calls arrive with their first datagram only: hardly any of the others in `sent`
+    /// arrived.
     ///
     /// A path with random loss, or one that drops the tails of bursts, lets more of them through.
     /// Datagrams in flight at the time of the report were sent but not received, so only two such
-    /// reports in a row show that the path breaks GSO.
-    pub fn misses_batches(&self, sent_later: u32) -> bool {
-        sent_later >= MANGLED_SAMPLE && u64::from(self.received_later) * 50 < u64::from(sent_later)
+    /// reports in a row show that the path breaks GSO. If most datagrams were sent alone, nothing
+    /// shows.
+    pub fn misses_batches(&self, sent: SentBatches) -> bool {
+        let arrived = u64::from(self.received_later.saturating_sub(sent.first_of_rest));
+        sent.later >= MANGLED_SAMPLE.max(sent.first_of_rest) && arrived * 50 < u64::from(sent.later)
+    }
+}
+
+/// Numbers of datagrams sent by send calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SentBatches {
+    /// Datagrams behind the first of their send call.
+    pub later: u32,
+    /// Datagrams that were the first of their send call, but not of their batch. Their stamps have
+    /// a position like those of `later`.
+    pub first_of_rest: u32,
+}
+
+impl SentBatches {
+    /// Counts a call that sent `sent` datagrams of a batch, behind its first `before`.
+    pub fn add(&mut self, before: usize, sent: u64) {
+        let is_rest = u32::from(before > 0 && sent > 0);
+        self.first_of_rest = self.first_of_rest.saturating_add(is_rest);
+        self.later = self.later.saturating_add(sent.saturating_sub(1) as u32);
     }
 }
 
@@ -507,25 +528,64 @@ mod tests {
         ); // mean of 0..=10 ms
     }
 
+    /// Counts of `calls` that each sent `datagrams` behind the first `before` of their batch.
+    fn sent(calls: u32, before: usize, datagrams: u64) -> SentBatches {
+        let mut sent = SentBatches::default();
+        (0..calls).for_each(|_| sent.add(before, datagrams));
+        sent
+    }
+
+    #[test]
+    fn losing_all_but_the_first_of_each_part_of_a_batch_is_broken_gso() {
+        // Each batch of 40 is sent in parts of 5.
+        let mut counts = sent(200, 0, 5);
+        let rest = sent(200 * 7, 5, 5);
+        counts.later += rest.later;
+        counts.first_of_rest += rest.first_of_rest;
+        let report = |arrives: fn(u64) -> bool| {
+            let mut r = Receiver::default();
+            for c in (0..8000u64).filter(|c| arrives(c % 40)) {
+                note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
+            }
+            r.due(at(1000)).expect("a report")
+        };
+        assert!(report(|position| position % 5 == 0).misses_batches(counts));
+        assert!(!report(|position| position % 4 == 0).misses_batches(counts));
+        assert!(!report(|_| true).misses_batches(counts));
+    }
+
+    #[test]
+    fn datagrams_that_were_sent_alone_show_nothing_about_batches() {
+        let report = Report {
+            received_later: 900,
+            ..Report::default()
+        };
+        let counts = SentBatches {
+            later: 100,
+            first_of_rest: 900,
+        };
+        assert!(!report.misses_batches(counts));
+    }
+
     #[test]
     fn losing_all_but_the_first_of_each_batch_is_broken_gso() {
         let mut r = Receiver::default();
         for batch in 0..200u64 {
             note(&mut r, &record(batch * 40), stamp(0, 0), at(0));
         }
-        assert!(r.due(at(1000)).unwrap().misses_batches(200 * 39));
+        assert!(r.due(at(1000)).unwrap().misses_batches(sent(200, 0, 40)));
         let mut r = Receiver::default();
         // A random-like path: every third datagram comes, wherever it stands.
         for c in (0..8000u64).filter(|c| c % 3 == 0) {
             note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
         }
-        assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
+        assert!(!r.due(at(1000)).unwrap().misses_batches(sent(200, 0, 40)));
         // A short queue takes the first three of every batch and drops the rest.
         let mut r = Receiver::default();
         for c in (0..8000u64).filter(|c| c % 40 < 3) {
             note(&mut r, &record(c), stamp((c % 40) as u8, 0), at(0));
         }
-        assert!(!r.due(at(1000)).unwrap().misses_batches(200 * 39));
+        assert!(!r.due(at(1000)).unwrap().misses_batches(sent(200, 0, 40)));
     }
 
     #[test]

@@ -52,10 +52,10 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         out.line("fwmark", format!("{mark:#x}"));
     }
     out.line("device", device(&status.device));
-    if let Some(uplink) = status.uplink {
-        let megabits = uplink.bits_per_second as f64 / 1e6;
-        let waited = number(uplink.waited);
-        let text = format!("at most {megabits} Mbit/s, {waited} datagrams waited");
+    if let Some(rate) = status.uplink_rate {
+        let megabits = rate as f64 / 1e6;
+        let delayed = number(status.delayed_datagrams);
+        let text = format!("at most {megabits} Mbit/s, {delayed} datagrams waited");
         out.line("uplink", text);
     }
     if let Some(userspace) = &status.userspace {
