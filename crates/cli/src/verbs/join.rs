@@ -40,7 +40,7 @@ const ENVIRONMENT: &str = "/etc/seikan/environment";
     seikan join https://192.0.2.1:7443 --token skt_... --iface ./mesh.toml --userspace --socks 1080\n\n\
     `seikan coordinator token` prints the whole command. Writes /etc/seikan/IFACE.toml, with the host's private \
     key, and runs `seikan up -d IFACE`. `systemctl enable seikan@IFACE` starts the tunnel at every boot; \
-    `seikan leave` reverts it all. Without root, name a file with --iface.\n\n\
+    `seikan leave` reverts all but that. Without root, name a file with --iface.\n\n\
     HTTPS_PROXY=http://[USER:PASSWORD@]HOST:PORT names a web proxy to the coordinator and to relays over TLS, and \
     NO_PROXY the hosts without it. sudo removes such variables: export them and run `sudo \
     --preserve-env=HTTPS_PROXY,NO_PROXY seikan join ...`, which shows the password to nobody. seikan@.service reads \
