@@ -40,6 +40,9 @@ pub struct Event {
     pub readable: bool,
     /// There is space to write.
     pub writable: bool,
+    /// EPOLLRDHUP, only with [`Epoll::add_edge`]: the other end sends nothing more; bytes before the
+    /// end may be unread.
+    pub ended: bool,
     /// EPOLLERR or EPOLLHUP: the next read or write returns the error.
     pub failed: bool,
 }
@@ -83,7 +86,8 @@ impl Epoll {
     /// # Errors
     /// Those of epoll_ctl(2): `AlreadyExists` if it is watched already.
     pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
-        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+        let edge = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+        let flags = Interest::ReadWrite.flags() | edge;
         Ok(self.epoll.add(fd, EpollEvent::new(flags, token))?)
     }
 
@@ -136,6 +140,7 @@ impl Epoll {
                 token: event.data(),
                 readable: flags.contains(EpollFlags::EPOLLIN),
                 writable: flags.contains(EpollFlags::EPOLLOUT),
+                ended: flags.contains(EpollFlags::EPOLLRDHUP),
                 failed: flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP),
             }
         }))
@@ -210,6 +215,7 @@ mod tests {
                 token: 0x1234_5678_9abc_def0,
                 readable: true,
                 writable: false,
+                ended: false,
                 failed: false,
             };
             assert_eq!(events, [expected]);

@@ -39,6 +39,8 @@ pub struct Limits {
     /// closed. From half of this time on, the far end is probed ten times (keep-alives, RFC 9293
     /// section 3.8.4).
     pub silent_for: Duration,
+    /// Time without progress after which a connection that one side has ended is closed.
+    pub half_closed_for: Duration,
 }
 
 impl Default for Limits {
@@ -47,6 +49,7 @@ impl Default for Limits {
             connections: 4096,
             buffer_bytes: 512 << 20,
             silent_for: Duration::from_secs(600),
+            half_closed_for: Duration::from_secs(600),
         }
     }
 }

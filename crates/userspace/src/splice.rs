@@ -23,7 +23,9 @@ pub(crate) struct Splice {
     pub writable: bool,
     /// Whether the host's end is closed in both directions.
     pub closed: bool,
-    /// Whether the host has sent everything.
+    /// Whether the host sends nothing more; bytes that it has sent may be unread.
+    pub ended: bool,
+    /// Whether everything from the host has been read.
     host_ended: bool,
     /// Whether everything from the far end has been written to the host.
     inside_ended: bool,
@@ -49,6 +51,7 @@ impl Splice {
             readable: true,
             writable: true,
             closed: false,
+            ended: false,
             host_ended: false,
             inside_ended: false,
         }
@@ -56,7 +59,7 @@ impl Splice {
 
     /// Whether either side has ended its sending direction.
     pub fn is_ending(&self) -> bool {
-        self.host_ended || self.inside_ended
+        self.ended || self.closed || self.host_ended || self.inside_ended
     }
 
     /// Whether the host sends nothing more; bytes that it has sent may be unread.
@@ -79,7 +82,10 @@ impl Splice {
     /// Moves what can be moved.
     pub fn pump(&mut self, inside: &mut Socket<'_>) -> Moved {
         let mut moved = Moved::default();
-        let alive = self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
+        // Reads would report a reset only when there is space in the send buffer, which a far end
+        // whose window is closed never makes.
+        let reset = self.closed && (self.host.is_reset() || self.host.has_failed());
+        let alive = !reset && self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
         // In LAST-ACK, smoltcp 0.14 ignores windows in segments that acknowledge nothing new, so
         // bytes that wait for a window or a retransmission would wait forever. Therefore FIN is
         // sent only after all bytes.

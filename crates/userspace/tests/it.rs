@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod closing;
 mod datagrams;
 mod exposed;
 mod limits;

@@ -24,8 +24,6 @@ use tokio::sync::mpsc;
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 /// Timeout of an attempt to connect.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
-/// Time without bytes after which a connection that one side has ended is closed.
-const HALF_CLOSED_FOR: Duration = Duration::from_secs(600);
 /// Maximum number of connections that are accepted from one socket at a time.
 const ACCEPTS: usize = 64;
 /// Sizes of each of a new connection's two buffers, in bytes. A size is used while the buffers of
@@ -48,6 +46,8 @@ pub(super) struct Connection {
     pub timer: Option<Instant>,
     pub inside: Option<Inside>,
     pub splice: Splice,
+    /// Number of bytes that the far end had not acknowledged when bytes were last moved.
+    pub waiting: usize,
     pub stage: Stage,
     /// When the current stage times out.
     pub deadline: Option<Instant>,
@@ -145,6 +145,7 @@ impl Engine {
             timer: None,
             inside: None,
             splice: Splice::new(host),
+            waiting: 0,
             stage,
             deadline: None,
             answer: None,
@@ -275,6 +276,7 @@ impl Engine {
             connection.splice.readable |= event.readable || event.failed;
             connection.splice.writable |= event.writable || event.failed;
             connection.splice.closed |= event.failed;
+            connection.splice.ended |= event.ended;
             self.enqueue(index);
         }
     }
@@ -602,11 +604,13 @@ impl Engine {
         }
         let moved = connection.splice.pump(inside.socket());
         inside.on_taken(moved.bytes_in);
-        let idle = moved.bytes_in + moved.bytes_out == 0;
+        let waiting = inside.socket().send_queue();
+        let delivers = waiting < std::mem::replace(&mut connection.waiting, waiting);
+        let idle = moved.bytes_in + moved.bytes_out == 0 && !delivers;
         if !connection.splice.is_ending() {
             connection.deadline = None;
         } else if connection.deadline.is_none() || !idle {
-            connection.deadline = Some(self.now + HALF_CLOSED_FOR);
+            connection.deadline = Some(self.now + self.parts.limits.half_closed_for);
         }
         let over = moved.over || expired && idle && connection.splice.is_ending();
         let service = connection.service;
