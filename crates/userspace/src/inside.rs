@@ -283,6 +283,7 @@ impl Inside {
         if let Some(due) = due.filter(|due| *due != Action::None) {
             self.action = due;
         }
+        let mut ends = false;
         match std::mem::replace(&mut self.action, Action::None) {
             Action::None => {}
             Action::Rewind => {
@@ -293,7 +294,11 @@ impl Inside {
                 self.later = Some(later);
                 self.poll_egress(net, later);
             }
-            Action::GiveUp => self.socket().abort(),
+            Action::Probe => self.send_probe(net),
+            Action::GiveUp => {
+                self.socket().abort();
+                ends = true;
+            }
         }
         loop {
             if net.device.is_blocked() {
@@ -309,6 +314,8 @@ impl Inside {
             .poll_at(now, &self.sockets)
             .map(|at| net.epoch + Duration::from_micros(at.total_micros().max(0) as u64));
         let wakeup = self.sender.as_ref().and_then(Sender::wakeup);
+        // The end is noticed when the connection is advanced next.
+        let wakeup = wakeup.or(ends.then_some(net.now));
         Next::At([at, wakeup].into_iter().flatten().min())
     }
 
@@ -319,15 +326,20 @@ impl Inside {
     }
 
     /// Probes the far end to make it answer, unless it was probed within `pause` (RFC 9293 section
-    /// 3.8.4). Unacknowledged bytes make it answer anyway, so nothing is sent then.
+    /// 3.8.4). Bytes that may be sent make it answer anyway, so nothing is sent then.
     pub fn probe(&mut self, net: &mut Net<'_>, pause: Duration) {
         let asked = self.probed_at.is_some_and(|at| net.now < at + pause);
-        if asked || self.socket().send_queue() > 0 {
+        let closed = self.sender.as_ref().is_some_and(Sender::is_closed);
+        if asked || self.socket().send_queue() > 0 && !closed {
             return;
         }
+        self.probed_at = Some(net.now);
+        self.send_probe(net);
+    }
+
+    fn send_probe(&mut self, net: &mut Net<'_>) {
         let ack = self.expected();
         let Some(sender) = &self.sender else { return };
-        self.probed_at = Some(net.now);
         // The far end has acknowledged this number, so it answers without regard to the window.
         let seq = sender.una().wrapping_sub(1);
         let mut packet = packet::empty_segment(&self.flow, seq, ack, u16::MAX);

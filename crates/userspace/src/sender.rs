@@ -43,6 +43,8 @@ pub(crate) enum Action {
     None,
     /// Send again, starting with the first number that is not acknowledged.
     Rewind,
+    /// Make the far end answer, because its window is closed.
+    Probe,
     /// End the connection.
     GiveUp,
 }
@@ -84,7 +86,10 @@ pub(crate) struct Sender {
     limited: bool,
     was_limited: bool,
     rtt: Option<(Duration, Duration)>,
+    /// Consecutive timeouts without an answer.
     timeouts: u32,
+    /// Probes sent since the far end closed its window.
+    probes: u32,
     timeout_at: Option<Instant>,
     sent_at: Option<Instant>,
 }
@@ -128,6 +133,7 @@ impl Sender {
             was_limited: false,
             rtt: None,
             timeouts: 0,
+            probes: 0,
             timeout_at: None,
             sent_at: None,
         }
@@ -141,6 +147,11 @@ impl Sender {
     /// When [`Sender::on_time`] has something to do.
     pub fn wakeup(&self) -> Option<Instant> {
         self.timeout_at
+    }
+
+    /// Whether the far end has closed its window.
+    pub fn is_closed(&self) -> bool {
+        self.peer_window == 0
     }
 
     fn flight(&self) -> u32 {
@@ -262,9 +273,16 @@ impl Sender {
             return Action::None;
         }
         let same_window = peer_window == self.peer_window;
+        let opens = self.is_closed() && peer_window > 0;
         self.peer_window = peer_window;
         let acked = ack.wrapping_sub(self.una);
         self.una = ack;
+        if self.is_closed() {
+            // A far end may keep its window closed as long as it answers (RFC 9293 section 3.8.6.1).
+            self.timeouts = 0;
+        } else {
+            self.probes = 0;
+        }
         let news = self.read_ranges(header.get(20..).unwrap_or_default());
         if acked > 0 {
             return self.on_progress(acked, now);
@@ -273,10 +291,7 @@ impl Sender {
             self.timeout_at = None;
             return Action::None;
         }
-        if peer_window == 0 {
-            // smoltcp probes the window.
-            self.timeout_at = None;
-        } else if self.timeout_at.is_none() {
+        if opens || self.timeout_at.is_none() {
             self.timeout_at = Some(now + self.timeout());
         }
         // An acknowledgement that reports nothing new was caused by data that arrived twice.
@@ -409,11 +424,17 @@ impl Sender {
             self.timeout_at = None;
             return Action::None;
         }
-        self.window.on_timeout(self.timeouts == 0);
         self.timeouts += 1;
         if self.timeouts >= GIVE_UP_AFTER {
+            self.timeout_at = None;
             return Action::GiveUp;
         }
+        if self.is_closed() {
+            self.probes += 1;
+            self.timeout_at = Some(now + self.timeout());
+            return Action::Probe;
+        }
+        self.window.on_timeout(self.timeouts == 1);
         self.duplicates = 0;
         // The far end may have discarded what it had acknowledged selectively (RFC 2018 section 8).
         self.ranges.clear();
@@ -439,7 +460,7 @@ impl Sender {
             None => TIMEOUT_INITIAL,
             Some((srtt, variance)) => srtt + (variance * 4).max(TIMEOUT_MIN),
         };
-        (timeout * (1 << self.timeouts.min(10))).min(TIMEOUT_MAX)
+        (timeout * (1 << self.timeouts.max(self.probes).min(10))).min(TIMEOUT_MAX)
     }
 
     /// Reads the SACK option (RFC 2018). Returns whether it reports something new.
@@ -570,6 +591,7 @@ mod tests {
     struct Test {
         sender: Sender,
         now: Instant,
+        peer_window: usize,
     }
 
     impl Test {
@@ -580,6 +602,7 @@ mod tests {
             Test {
                 sender,
                 now: Instant::now(),
+                peer_window: 1 << 20,
             }
         }
 
@@ -630,7 +653,7 @@ mod tests {
                     header.extend(number(*end));
                 }
             }
-            self.sender.on_ack(&header, 0, 1 << 20, self.now)
+            self.sender.on_ack(&header, 0, self.peer_window, self.now)
         }
     }
 
@@ -798,6 +821,51 @@ mod tests {
         assert_eq!(waits[1], 2 * waits[0]);
         assert_eq!(waits.last(), Some(&TIMEOUT_MAX));
         assert_eq!(waits.len() as u32, GIVE_UP_AFTER);
+        assert_eq!(test.sender.wakeup(), None, "nothing is left to do");
+    }
+
+    /// Bytes are lost, and the far end closes its window before they can be sent again.
+    #[test]
+    fn a_closed_window_is_probed_as_long_as_the_far_end_answers() {
+        let mut test = Test::new();
+        test.send(2);
+        test.peer_window = 0;
+        test.ack(1, &[]);
+        let window = test.sender.window.bytes();
+        let mut wait = Duration::ZERO;
+        // Every second probe or its answer is lost.
+        for i in 0..4 * GIVE_UP_AFTER {
+            let at = test.sender.wakeup().expect("the next probe");
+            wait = at - test.now;
+            test.now = at;
+            assert_eq!(test.sender.on_time(at), Action::Probe, "{i}");
+            if i % 2 == 0 {
+                assert_eq!(test.ack(1, &[]), Action::None);
+            }
+        }
+        assert_eq!(wait, TIMEOUT_MAX);
+        assert_eq!(test.sender.window.bytes(), window, "no congestion");
+        test.peer_window = 1 << 20;
+        test.ack(1, &[]);
+        let at = test.sender.wakeup().unwrap();
+        assert!(at - test.now < 2 * TIMEOUT_INITIAL);
+        test.now = at;
+        assert_eq!(test.sender.on_time(at), Action::Rewind);
+        assert_eq!(test.rewind(), [(1, 2)]);
+    }
+
+    #[test]
+    fn a_far_end_that_vanishes_behind_a_closed_window_is_given_up() {
+        let mut test = Test::new();
+        test.send(2);
+        test.peer_window = 0;
+        test.ack(1, &[]);
+        for _ in 1..GIVE_UP_AFTER {
+            let at = test.sender.wakeup().unwrap();
+            assert_eq!(test.sender.on_time(at), Action::Probe);
+        }
+        let at = test.sender.wakeup().unwrap();
+        assert_eq!(test.sender.on_time(at), Action::GiveUp);
     }
 
     #[test]
