@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Maximum length of an IP packet in bytes, super-packets included: the length field has 16 bits.
 const MAX_PACKET: usize = 65_535;
 /// Maximum number of packets that are kept while the worker is behind. They are answers to received
-/// packets; data waits in the send buffers instead.
+/// packets and resets; data waits in the send buffers instead.
 const MAX_PENDING: usize = 256;
 
 /// One end of the socket pair, as a device of smoltcp.
@@ -31,6 +31,8 @@ pub(crate) struct Device {
     arrived: Option<Range<usize>>,
     out: Vec<u8>,
     pending: VecDeque<Vec<u8>>,
+    /// Whether smoltcp may send while the worker is behind.
+    pub keeps: bool,
     /// Ranges of sequence numbers to leave out when smoltcp sends them again.
     pub left_out: Vec<sender::Range>,
     /// TCP segments that were sent since smoltcp was polled last.
@@ -65,6 +67,7 @@ impl Device {
             arrived: None,
             out: vec![0; VNET_HEADER_LEN + MAX_PACKET],
             pending: VecDeque::new(),
+            keeps: false,
             left_out: Vec::new(),
             sent: Vec::new(),
             position: None,
@@ -188,7 +191,7 @@ impl phy::Device for Device {
     }
 
     fn transmit(&mut self, _: Instant) -> Option<TxToken<'_>> {
-        (!self.is_blocked()).then(|| self.port())
+        (self.keeps || !self.is_blocked()).then(|| self.port())
     }
 
     fn capabilities(&self) -> DeviceCapabilities {

@@ -319,6 +319,15 @@ impl Inside {
         Next::At([at, wakeup].into_iter().flatten().min())
     }
 
+    /// Sends the last segment of a connection that has ended. The device keeps it while the worker
+    /// is behind, because nobody can send it later.
+    pub fn egress_last(&mut self, net: &mut Net<'_>) {
+        net.device.mss = self.mss;
+        net.device.keeps = true;
+        self.poll_egress(net, net.now);
+        net.device.keeps = false;
+    }
+
     /// Returns the time since the last segment of the far end.
     pub fn silence(&self, now: Instant) -> Duration {
         let heard_at = self.heard_at.unwrap_or(now);
@@ -417,4 +426,57 @@ fn field(sender: &Sender, scale: Option<u8>) -> u16 {
 
 fn set_window(segment: &mut [u8], window: u16) {
     segment[14..16].copy_from_slice(&window.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_sys::packet_pair::packet_pair;
+    use smoltcp::iface::Config;
+    use smoltcp::wire::{HardwareAddress, IpCidr};
+
+    #[test]
+    fn a_reset_is_sent_although_the_worker_is_behind() {
+        let (worker, end) = packet_pair().unwrap();
+        let mut device = Device::new(end, 1420);
+        let flow = FlowKey {
+            local: "10.9.0.1:4000".parse().unwrap(),
+            remote: "10.9.0.2:53".parse().unwrap(),
+        };
+        let start = smoltcp::time::Instant::ZERO;
+        let mut interface = Interface::new(Config::new(HardwareAddress::Ip), &mut device, start);
+        interface.update_ip_addrs(|addresses| {
+            let address = IpCidr::new(flow.local.ip().into(), 24);
+            addresses.push(address).unwrap();
+        });
+        let mut inside = Inside::connect(&mut interface, flow, 4096).unwrap();
+        let now = Instant::now();
+        let mut net = Net {
+            interface: &mut interface,
+            device: &mut device,
+            epoch: now,
+            now,
+            mtu: 1420,
+        };
+        inside.egress(&mut net);
+        assert!(inside.syn.is_some());
+        let filler = packet::empty_segment(&flow, 0, 0, 0);
+        while !net.device.is_blocked() {
+            net.device.send(&filler).unwrap();
+        }
+        inside.socket().abort();
+        inside.egress_last(&mut net);
+        let mut last = Vec::new();
+        let mut buf = [0; 2048];
+        loop {
+            while let Ok(length) = nix::unistd::read(&worker, &mut buf) {
+                last = buf[VNET_HDR_LEN + 20..length].to_vec();
+            }
+            if !net.device.is_blocked() {
+                break;
+            }
+            net.device.flush();
+        }
+        assert_eq!(tcp::flags(&last) & tcp::RST, tcp::RST);
+    }
 }

@@ -12,7 +12,7 @@ use crate::socks::{self, Parsed};
 use crate::splice::Splice;
 use crate::target::{Failure, Target};
 use seikan_observe::DropReason;
-use seikan_sys::poll::Event;
+use seikan_sys::poll::{Epoll, Event, Interest};
 use smoltcp::socket::tcp::State;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,6 +24,8 @@ use tokio::sync::mpsc;
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 /// Timeout of an attempt to connect.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+/// Maximum time in which the resets of a stack that ends must be read.
+const RESETS_WITHIN: Duration = Duration::from_millis(500);
 /// Maximum number of connections that are accepted from one socket at a time.
 const ACCEPTS: usize = 64;
 /// Sizes of each of a new connection's two buffers, in bytes. A size is used while the buffers of
@@ -672,22 +674,53 @@ impl Engine {
     }
 
     /// Resets all connections.
-    pub(super) fn reset_all(&mut self) {
+    ///
+    /// # Errors
+    /// Errors of epoll_ctl(2) and epoll_pwait2(2).
+    pub(super) fn reset_all(&mut self) -> io::Result<()> {
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        let until = Instant::now() + RESETS_WITHIN;
         for index in all {
+            self.flush_until(until)?;
             self.finish(index);
         }
+        self.flush_until(until)
+    }
+
+    /// Waits until the worker has read enough, or until this time.
+    fn flush_until(&mut self, until: Instant) -> io::Result<()> {
+        let device = &mut self.parts.device;
+        if device.flush() {
+            return Ok(());
+        }
+        let mut epoll = Epoll::new(1)?;
+        epoll.add(&*device, 0, Interest::Write)?;
+        while !device.flush() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            epoll.wait(Some(left))?.for_each(drop);
+        }
+        Ok(())
     }
 
     /// Ends a connection, with a reset if the inside is still open.
     fn finish(&mut self, index: usize) {
         let connection = &mut self.connections[index];
-        if let Some(inside) = &mut connection.inside
-            && inside.state() != State::TimeWait
-        {
-            inside.socket().abort();
+        if let Some(inside) = &mut connection.inside {
+            if inside.state() != State::TimeWait {
+                inside.socket().abort();
+            }
+            let mut net = Net {
+                interface: &mut self.interface,
+                device: &mut self.parts.device,
+                epoch: self.epoch,
+                now: self.now,
+                mtu: self.parts.mtu,
+            };
+            inside.egress_last(&mut net);
         }
-        self.egress(index);
         self.remove(index);
     }
 

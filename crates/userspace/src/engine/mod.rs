@@ -202,9 +202,9 @@ impl Engine {
     /// Errors of epoll_ctl(2) and epoll_pwait2(2).
     pub fn run(&mut self) -> io::Result<()> {
         let ended = self.run_until_end();
-        self.reset_all();
+        let reset = self.reset_all();
         self.publish();
-        ended
+        ended.and(reset)
     }
 
     fn run_until_end(&mut self) -> io::Result<()> {
