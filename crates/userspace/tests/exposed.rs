@@ -7,7 +7,7 @@ use seikan_userspace::{Exposed, Transport};
 use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn inside(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse::<IpAddr>().unwrap(), port)
@@ -157,6 +157,51 @@ fn a_far_end_that_has_vanished_is_given_up() {
     assert_eq!(read.kind(), ErrorKind::ConnectionReset);
     world.until("nothing is left", |c| c.exposed.open == 0);
     drop(far);
+}
+
+#[test]
+fn a_far_end_that_has_vanished_is_given_up_by_a_client_that_waits() {
+    let (_listener, world) = impatient();
+    let (tell, told) = std::sync::mpsc::channel();
+    let port = world.serve(PEER_V4, move |socket| tell.send(socket).unwrap());
+    let (mut client, code) = world.socks(PEER_V4, port);
+    assert_eq!(code, 0);
+    let far = told.recv_timeout(PATIENCE).unwrap();
+    world.sever();
+    let read = client.read(&mut [0]).unwrap_err();
+    assert_eq!(read.kind(), ErrorKind::ConnectionReset);
+    world.until("nothing is left", |c| c.socks.open == 0);
+    drop(far);
+}
+
+/// Waits until the kernel probes the other end of a connection of this host to itself.
+fn keeps_alive(local: SocketAddr, remote: SocketAddr) {
+    let hex = |address: SocketAddr| format!("0100007F:{:04X}", address.port());
+    let ends = format!("{} {}", hex(local), hex(remote));
+    let started = Instant::now();
+    // The timer of the socket: 02 is the one of keep-alives, once everything is acknowledged.
+    while !std::fs::read_to_string("/proc/self/net/tcp")
+        .unwrap()
+        .lines()
+        .find(|line| line.contains(&ends))
+        .and_then(|line| line.split_whitespace().nth(5))
+        .is_some_and(|timer| timer.starts_with("02:"))
+    {
+        assert!(started.elapsed() < Duration::from_secs(10), "{ends}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_kernel_probes_the_ends_on_the_host() {
+    let (listener, world) = impatient();
+    let _far = world.connect(inside(OURS_V4, 80)).unwrap();
+    let (host, stack) = listener.accept().unwrap();
+    keeps_alive(stack, host.local_addr().unwrap());
+    let port = world.serve(PEER_V4, |socket| drop((&socket).read(&mut [0])));
+    let (client, _) = world.socks(PEER_V4, port);
+    let stack = client.peer_addr().unwrap();
+    keeps_alive(stack, client.local_addr().unwrap());
 }
 
 #[test]

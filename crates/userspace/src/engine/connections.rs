@@ -14,7 +14,7 @@ use crate::target::{Failure, Target};
 use seikan_observe::DropReason;
 use seikan_sys::poll::{Epoll, Event, Interest};
 use smoltcp::socket::tcp::State;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -114,6 +114,8 @@ impl Engine {
             }
             let _ = socket.set_nonblocking(true);
             let _ = socket.set_nodelay(true);
+            // A client that has vanished is noticed.
+            let _ = SockRef::from(&socket).set_keepalive(true);
             let dialogue = match service {
                 Service::Socks => Dialogue::Greeting,
                 Service::Http => Dialogue::Http,
@@ -626,8 +628,7 @@ impl Engine {
         }
     }
 
-    /// Probes silent far ends that have opened a connection, and ends the connections of those that
-    /// do not answer.
+    /// Probes silent far ends, and ends the connections of those that do not answer.
     pub(super) fn sweep_silent(&mut self) {
         let limit = self.parts.limits.silent_for;
         let mut vanished = Vec::new();
@@ -636,7 +637,7 @@ impl Engine {
             let Some(inside) = &mut connection.inside else {
                 continue;
             };
-            if !is_open || connection.service != Service::Exposed {
+            if !is_open {
                 continue;
             }
             let silence = inside.silence(self.now);
@@ -803,6 +804,7 @@ fn connect_host(target: SocketAddr) -> io::Result<TcpStream> {
     )?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
+    socket.set_keepalive(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() != Some(nix::errno::Errno::EINPROGRESS as i32) => {
             Err(error)
