@@ -1,4 +1,4 @@
-//! Connections whose far end reads slowly or not at all, at their end.
+//! Which bytes arrive, and when a connection ends, above all if its far end does not read.
 
 use crate::world::{PATIENCE, PEER_V4, Path, World, options};
 use std::io::{Read, Write};
@@ -34,6 +34,25 @@ fn world(half_closed_for: Duration, path: Path) -> World {
     options.limits.buffer_bytes = 1 << 20;
     options.limits.half_closed_for = half_closed_for;
     World::with(options, 1420, path)
+}
+
+#[test]
+fn urgent_bytes_of_a_client_are_carried() {
+    let world = World::new(options());
+    let (tell, told) = std::sync::mpsc::channel();
+    let port = world.serve(PEER_V4, move |mut socket| {
+        let mut all = Vec::new();
+        socket.read_to_end(&mut all).unwrap();
+        tell.send(all).unwrap();
+    });
+    let (mut client, code) = world.socks(PEER_V4, port);
+    assert_eq!(code, 0);
+    client.write_all(b"ab").unwrap();
+    let sent = socket2::SockRef::from(&client).send_out_of_band(b"!");
+    assert_eq!(sent.unwrap(), 1);
+    client.write_all(b"cd").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), b"ab!cd");
 }
 
 #[test]

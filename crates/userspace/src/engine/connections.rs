@@ -114,8 +114,11 @@ impl Engine {
             }
             let _ = socket.set_nonblocking(true);
             let _ = socket.set_nodelay(true);
+            let options = SockRef::from(&socket);
             // A client that has vanished is noticed.
-            let _ = SockRef::from(&socket).set_keepalive(true);
+            let _ = options.set_keepalive(true);
+            // The urgent byte is carried as an ordinary one.
+            let _ = options.set_out_of_band_inline(true);
             let dialogue = match service {
                 Service::Socks => Dialogue::Greeting,
                 Service::Http => Dialogue::Http,
@@ -805,6 +808,7 @@ fn connect_host(target: SocketAddr) -> io::Result<TcpStream> {
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     socket.set_keepalive(true)?;
+    socket.set_out_of_band_inline(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() != Some(nix::errno::Errno::EINPROGRESS as i32) => {
             Err(error)
