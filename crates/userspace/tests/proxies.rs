@@ -1,7 +1,7 @@
 //! SOCKS5, HTTP CONNECT and forwarded ports.
 
 use crate::bytes;
-use crate::world::{PEER_V4, PEER_V6, World, options};
+use crate::world::{OURS_V4, OURS_V6, PEER_V4, PEER_V6, World, options};
 use seikan_userspace::{Service, Transport};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -36,6 +36,10 @@ fn socks_says_why_a_destination_is_not_reached() {
         ("a b", 1, 8),
         (PEER_V4, 0, 8),
         ("224.0.0.1", 1, 4),
+        (OURS_V4, 1, 4),
+        (OURS_V6, 1, 4),
+        ("127.0.0.1", 1, 4),
+        ("::1", 1, 4),
     ] {
         let (mut socket, code) = world.socks(host, port);
         assert_eq!(code, expected, "{host}");
@@ -47,7 +51,7 @@ fn socks_says_why_a_destination_is_not_reached() {
     let (_, answer) = world.ask(Service::Socks, &[&[5, 1, 0], &bind], &[2, 10]);
     assert_eq!(answer[1], 7, "BIND");
     world.until("all are closed", |c| c.socks.open == 0);
-    assert_eq!(world.counters().socks.refused, 8);
+    assert_eq!(world.counters().socks.refused, 12);
 }
 
 #[test]

@@ -475,7 +475,12 @@ impl Engine {
             .into_iter()
             .filter(usable)
             .find_map(|to| Some((own(&to)?, to)));
+        // Packets to this host would go to the tunnel, where nobody answers.
+        let is_here = |to: IpAddr| {
+            to.is_loopback() || self.parts.addresses.iter().any(|net| net.addr() == to)
+        };
         match (pair, &target.host) {
+            (Some((_, to)), _) if is_here(to) => Err(Failure::Unreachable),
             (Some((own, to)), _) => Ok((own, SocketAddr::new(to, target.port))),
             (None, Host::Name(_)) => Err(Failure::UnknownName),
             (None, Host::Address(_)) => Err(Failure::Unreachable),
