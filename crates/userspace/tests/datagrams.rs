@@ -49,6 +49,18 @@ fn a_forwarded_port_carries_datagrams_of_several_clients() {
 }
 
 #[test]
+fn errors_that_end_nothing_are_counted() {
+    let mut options = options();
+    let mut forward: Forward = "1:db-1:4711/udp".parse().unwrap();
+    forward.listen.set_port(0);
+    options.forwards = vec![forward];
+    let world = World::new(options);
+    let to = world.listener(Service::Forward, Transport::Udp);
+    client().send_to(b"anyone?", to).unwrap();
+    world.until("it is counted", |c| c.drops.get(DropReason::NoService) == 1);
+}
+
+#[test]
 fn an_association_carries_datagrams_until_its_connection_ends() {
     let world = World::new(options());
     let far = world.udp(PEER_V4);

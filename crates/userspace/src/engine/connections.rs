@@ -289,12 +289,13 @@ impl Engine {
     }
 
     /// Handles an ICMP error about the segment with this sequence number. It ends only an attempt to
-    /// connect, and only if the segment is its SYN (RFC 5927, sections 4.1 and 5.2).
-    pub(super) fn on_unreachable(&mut self, index: usize, seq: u32, is_port: bool) {
+    /// connect, and only if the segment is its SYN (RFC 5927, sections 4.1 and 5.2). Returns whether it did.
+    pub(super) fn on_unreachable(&mut self, index: usize, seq: u32, is_port: bool) -> bool {
         let connection = &self.connections[index];
         let opening = matches!(connection.stage, Stage::Opening(..));
         let syn = connection.inside.as_ref().and_then(|inside| inside.syn);
-        if opening && syn == Some(seq) {
+        let ends = opening && syn == Some(seq);
+        if ends {
             let failure = if is_port {
                 Failure::Refused
             } else {
@@ -302,6 +303,7 @@ impl Engine {
             };
             self.fail(index, failure);
         }
+        ends
     }
 
     /// Advances a connection as far as possible now.

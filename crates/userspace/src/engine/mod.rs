@@ -386,10 +386,11 @@ impl Engine {
             } => {
                 if protocol == PROTO_TCP
                     && let Some(&index) = self.flows.get(&flow)
+                    && self.on_unreachable(index, seq, is_port)
                 {
-                    self.on_unreachable(index, seq, is_port);
+                    return Ok(());
                 }
-                Ok(())
+                Err(DropReason::NoService)
             }
             Kind::Other => {
                 let before = self.parts.device.packets_out;
