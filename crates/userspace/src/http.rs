@@ -41,6 +41,8 @@ pub(crate) enum Request {
     BadTarget,
     /// Another method.
     OtherMethod,
+    /// More header fields than are read.
+    TooManyFields,
 }
 
 /// Reads the head of a request.
@@ -50,6 +52,9 @@ pub(crate) fn request(bytes: &[u8]) -> Parsed<Request> {
     let length = match head.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) => return Parsed::Partial,
+        Err(httparse::Error::TooManyHeaders) => {
+            return Parsed::Complete(Request::TooManyFields, bytes.len());
+        }
         Err(_) => return Parsed::Invalid,
     };
     let target = head.path.and_then(Target::parse_authority);
@@ -120,6 +125,10 @@ mod tests {
             "CONNECT a:1 HTTP/1.1\r\n{}\r\n",
             "A: b\r\n".repeat(MAX_FIELDS + 1)
         );
-        assert_eq!(request(many.as_bytes()), Parsed::Invalid);
+        let length = many.len();
+        assert_eq!(
+            request(many.as_bytes()),
+            Parsed::Complete(Request::TooManyFields, length)
+        );
     }
 }

@@ -135,11 +135,14 @@ fn http_says_why_a_destination_is_not_reached() {
 }
 
 #[test]
-fn a_head_without_an_end_is_refused() {
+fn a_head_that_is_too_long_is_refused() {
     let world = World::new(options());
     let long = format!("CONNECT db-1:1 HTTP/1.1\r\nA: {}", "b".repeat(9000));
-    let (mut socket, _) = world.ask(Service::Http, &[long.as_bytes()], &[0]);
-    assert!(head(&mut socket).starts_with("HTTP/1.1 431 "));
+    let many = format!("CONNECT db-1:1 HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
+    for request in [long, many] {
+        let (mut socket, _) = world.ask(Service::Http, &[request.as_bytes()], &[0]);
+        assert!(head(&mut socket).starts_with("HTTP/1.1 431 "));
+    }
 }
 
 /// Takes the half minute after which an attempt is given up.

@@ -483,6 +483,9 @@ impl Engine {
     ) -> bool {
         match parsed {
             Parsed::Partial if too_long => self.refuse(index, http::TOO_LONG.as_bytes()),
+            Parsed::Complete(http::Request::TooManyFields, _) => {
+                self.refuse(index, http::TOO_LONG.as_bytes())
+            }
             Parsed::Partial => false,
             Parsed::Complete(http::Request::Connect(target), length) => {
                 self.open_request(index, &target, length)
