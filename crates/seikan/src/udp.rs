@@ -57,6 +57,8 @@ impl UdpSocket {
     /// `InvalidInput`: the datagram exceeds the MTU (it is not fragmented), or this host has no
     /// address of that family. `NotConnected`: the tunnel has ended.
     pub async fn send_to(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
+        // An IPv4 address in the form of IPv6.
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let most = self.mtu.saturating_sub(headers);
         if datagram.len() > most {

@@ -133,7 +133,8 @@ fn reply(code: u8, bound: SocketAddr) -> Vec<u8> {
 }
 
 fn write_address(bytes: &mut Vec<u8>, address: SocketAddr) {
-    match address.ip() {
+    // A socket that listens on `::` has IPv4 clients, whose addresses have the form of IPv6.
+    match address.ip().to_canonical() {
         IpAddr::V4(ip) => {
             bytes.push(1);
             bytes.extend(ip.octets());
@@ -236,6 +237,12 @@ mod tests {
             panic!()
         };
         assert_eq!(request(&[0; 10]), Parsed::Invalid);
+    }
+
+    #[test]
+    fn answers_name_an_ipv4_address_as_such() {
+        let bound = "[::ffff:10.0.0.1]:80".parse().unwrap();
+        assert_eq!(success(bound), [5, 0, 0, 1, 10, 0, 0, 1, 0, 80]);
     }
 
     #[test]

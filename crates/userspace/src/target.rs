@@ -21,8 +21,8 @@ pub(crate) enum Host {
 impl Host {
     /// Reads a name or an address without brackets; `None` if it is neither.
     pub fn parse(text: &str) -> Option<Host> {
-        if let Ok(address) = text.parse() {
-            return Some(Host::Address(address));
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Some(Host::Address(address.to_canonical()));
         }
         let name = text.strip_suffix('.').unwrap_or(text);
         let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
@@ -38,7 +38,7 @@ impl Target {
         let digits = port.bytes().all(|b| b.is_ascii_digit());
         let port: u16 = port.parse().ok().filter(|port| *port != 0 && digits)?;
         let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
-            Some(inner) => Host::Address(IpAddr::V6(inner.parse::<Ipv6Addr>().ok()?)),
+            Some(inner) => Host::Address(inner.parse::<Ipv6Addr>().ok()?.to_canonical()),
             None if host.contains(':') => return None,
             None => Host::parse(host)?,
         };
@@ -66,12 +66,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_ipv4_address_in_the_form_of_ipv6_is_one_of_ipv4() {
+        let address = "10.0.0.1".parse().unwrap();
+        assert_eq!(Host::parse("::ffff:10.0.0.1"), Some(Host::Address(address)));
+    }
+
+    #[test]
     fn authorities_are_read_strictly() {
         let host = |text: &str| Host::parse(text).unwrap();
         for (text, expected, port) in [
             ("DB-1.mesh.:5432", host("db-1.mesh"), 5432),
             ("10.0.0.1:80", host("10.0.0.1"), 80),
             ("[fd00::1]:65535", host("fd00::1"), 65535),
+            ("[::ffff:10.0.0.1]:80", host("10.0.0.1"), 80),
         ] {
             let target = Target::parse_authority(text).unwrap();
             assert_eq!(
