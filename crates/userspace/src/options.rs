@@ -35,8 +35,9 @@ pub struct Limits {
     /// Maximum size of all connection buffers together, in bytes. New connections get smaller
     /// buffers once a quarter of it is used, and the smallest from three quarters on.
     pub buffer_bytes: usize,
-    /// Time without a segment from the far end after which a connection is closed. From half of
-    /// this time on, the far end is probed ten times (keep-alives, RFC 9293 section 3.8.4).
+    /// Time without a segment from the far end after which a connection opened by the far end is
+    /// closed. From half of this time on, the far end is probed ten times (keep-alives, RFC 9293
+    /// section 3.8.4).
     pub silent_for: Duration,
     /// Time without progress after which a connection that one side has ended is closed.
     pub half_closed_for: Duration,

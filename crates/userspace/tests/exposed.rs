@@ -159,21 +159,6 @@ fn a_far_end_that_has_vanished_is_given_up() {
     drop(far);
 }
 
-#[test]
-fn a_far_end_that_has_vanished_is_given_up_by_a_client_that_waits() {
-    let (_listener, world) = impatient();
-    let (tell, told) = std::sync::mpsc::channel();
-    let port = world.serve(PEER_V4, move |socket| tell.send(socket).unwrap());
-    let (mut client, code) = world.socks(PEER_V4, port);
-    assert_eq!(code, 0);
-    let far = told.recv_timeout(PATIENCE).unwrap();
-    world.sever();
-    let read = client.read(&mut [0]).unwrap_err();
-    assert_eq!(read.kind(), ErrorKind::ConnectionReset);
-    world.until("nothing is left", |c| c.socks.open == 0);
-    drop(far);
-}
-
 /// Waits until the kernel probes the other end of a connection of this host to itself.
 fn keeps_alive(local: SocketAddr, remote: SocketAddr) {
     let hex = |address: SocketAddr| format!("0100007F:{:04X}", address.port());

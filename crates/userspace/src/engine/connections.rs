@@ -636,7 +636,8 @@ impl Engine {
         }
     }
 
-    /// Probes silent far ends, and ends the connections of those that do not answer.
+    /// Probes silent far ends that have opened a connection, and ends the connections of those that
+    /// do not answer. Others last as long as the program on this host wants, as with the kernel's TCP.
     pub(super) fn sweep_silent(&mut self) {
         let limit = self.parts.limits.silent_for;
         let mut vanished = Vec::new();
@@ -645,7 +646,7 @@ impl Engine {
             let Some(inside) = &mut connection.inside else {
                 continue;
             };
-            if !is_open {
+            if !is_open || connection.service != Service::Exposed {
                 continue;
             }
             let silence = inside.silence(self.now);

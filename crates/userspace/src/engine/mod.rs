@@ -275,7 +275,7 @@ impl Engine {
         if self.device_readable || !self.queue.is_empty() || reads {
             return Some(Duration::ZERO);
         }
-        let sweeps = self.datagrams.has_flows() || !self.connections.is_empty();
+        let sweeps = self.datagrams.has_flows() || self.counters.exposed.open > 0;
         let sweep = sweeps.then_some(self.sweep_at);
         let timer = self.timers.first().map(|(at, _)| *at);
         let next = [sweep, timer, self.own.finish_at()];
