@@ -33,6 +33,8 @@ const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(4);
 const LONGEST_WINDOW: Duration = Duration::from_millis(50);
 /// Bytes that may leave at once after a pause: less than a short queue holds, and more than TCP sends at first.
 const FREE: f64 = 16.0 * 1500.0;
+/// Maximum time that a burst makes up for after a late wakeup. Timers may have a resolution of a millisecond.
+const LATE: Duration = Duration::from_millis(2);
 /// Maximum bytes of all bursts that wait. More leave at once.
 const MOST_SPREAD: usize = 8 << 20;
 
@@ -75,7 +77,7 @@ struct Limit {
 }
 
 /// The datagrams to a peer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Flow {
     queue: Queue,
     /// Time over which datagrams are counted.
@@ -241,9 +243,24 @@ impl Limit {
     }
 }
 
+impl Default for Flow {
+    fn default() -> Flow {
+        Flow {
+            queue: Queue::with_credit(FREE),
+            window: Duration::ZERO,
+            since: Instant::BOOT,
+            current: 0,
+            previous: 0,
+            due: None,
+        }
+    }
+}
+
 impl Flow {
     /// Counts bytes that came.
     fn arrived(&mut self, bytes: usize, now: Instant) {
+        // What a burst has left in debt is earned at the rate of the burst, not at that of the bytes behind it.
+        self.earn(now);
         let elapsed = now.duration_since(self.since);
         if elapsed >= 2 * self.window {
             self.previous = 0;
@@ -254,11 +271,16 @@ impl Flow {
             self.since += self.window;
         }
         self.current += bytes;
-        self.earn(now);
     }
 
     fn earn(&mut self, now: Instant) {
-        self.queue.earn(self.rate(now), FREE, now);
+        let rate = self.rate(now);
+        let most = if self.queue.is_empty() {
+            FREE
+        } else {
+            FREE.max(rate * LATE.as_secs_f64())
+        };
+        self.queue.earn(rate, most, now);
     }
 
     /// Bytes per second at which datagrams may leave.
@@ -437,6 +459,33 @@ mod tests {
         // A quarter of the round trip, at 1.2 times the rate.
         assert!((7_000..10_000).contains(&before), "{before}");
         assert_eq!((pacer.bytes, pacer.wakeup()), (0, None));
+    }
+
+    #[test]
+    fn a_packet_after_a_burst_and_a_pause_does_not_wait() {
+        let mut pacer = Pacer::default();
+        for part in 0..6 {
+            push_to(&mut pacer, 1, 40, part * 200);
+        }
+        drain(&mut pacer, 1000, u64::MAX);
+        assert_eq!(push_to(&mut pacer, 1, 1, 30_000), Pace::Now);
+    }
+
+    #[test]
+    fn a_worker_that_is_late_keeps_the_rate() {
+        let mut pacer = Pacer::default();
+        // 1 Gbit/s for half a second, and a send each millisecond.
+        for ms in 0..500 {
+            for _ in 0..2 {
+                push_to(&mut pacer, 1, 60, ms * 1000);
+            }
+            pacer.send(at(ms * 1000), |_, _| {});
+            assert!(
+                pacer.bytes < 2_000_000,
+                "{} wait after {ms} ms",
+                pacer.bytes
+            );
+        }
     }
 
     #[test]

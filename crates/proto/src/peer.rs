@@ -274,10 +274,11 @@ impl Path {
                 received_later,
                 ..report
             };
-            if all.misses_batches(std::mem::take(&mut self.sent_batches)) {
+            let sent = std::mem::take(&mut self.sent_batches);
+            if all.misses_batches(sent) {
                 self.missed += 1;
                 self.gso &= self.missed < MANGLED_REPORTS;
-            } else if received_later > 0 {
+            } else if all.arrived_later(sent) > 0 {
                 self.missed = 0;
             }
         }

@@ -35,6 +35,14 @@ struct Waiting {
 }
 
 impl Queue {
+    /// Creates a queue of which `credit` bytes may be sent at once.
+    pub fn with_credit(credit: f64) -> Queue {
+        Queue {
+            credit,
+            ..Queue::default()
+        }
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()

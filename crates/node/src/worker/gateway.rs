@@ -194,6 +194,7 @@ impl Node {
             self.send_made();
         } else {
             self.tunnel.stand_by();
+            self.discard_removed();
             self.pacer.take_all(|run, _| {
                 self.tunnel.dequeued(run);
                 self.tunnel.sent(run, Err(DropReason::Standby.into()));

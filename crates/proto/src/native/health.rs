@@ -124,11 +124,16 @@ impl Report {
     ///
     /// A path with random loss, or one that drops the tails of bursts, lets more of them through.
     /// Datagrams in flight at the time of the report were sent but not received, so only two such
-    /// reports in a row show that the path breaks GSO. If most datagrams were sent alone, nothing
+    /// reports in a row show that the path breaks GSO. If most calls sent few datagrams, nothing
     /// shows.
     pub fn misses_batches(&self, sent: SentBatches) -> bool {
-        let arrived = u64::from(self.received_later.saturating_sub(sent.first_of_rest));
-        sent.later >= MANGLED_SAMPLE.max(sent.first_of_rest) && arrived * 50 < u64::from(sent.later)
+        sent.later >= MANGLED_SAMPLE.max(sent.first_of_rest.saturating_mul(4))
+            && u64::from(self.arrived_later(sent)) * 50 < u64::from(sent.later)
+    }
+
+    /// At least so many datagrams behind the first of their send call arrived.
+    pub fn arrived_later(&self, sent: SentBatches) -> u32 {
+        self.received_later.saturating_sub(sent.first_of_rest)
     }
 }
 
@@ -537,9 +542,9 @@ mod tests {
 
     #[test]
     fn losing_all_but_the_first_of_each_part_of_a_batch_is_broken_gso() {
-        // Each batch of 40 is sent in parts of 5.
-        let mut counts = sent(200, 0, 5);
-        let rest = sent(200 * 7, 5, 5);
+        // Each batch of 40 is sent in parts of 8.
+        let mut counts = sent(200, 0, 8);
+        let rest = sent(200 * 4, 8, 8);
         counts.later += rest.later;
         counts.first_of_rest += rest.first_of_rest;
         let report = |arrives: fn(u64) -> bool| {
@@ -549,7 +554,7 @@ mod tests {
             }
             r.due(at(1000)).expect("a report")
         };
-        assert!(report(|position| position % 5 == 0).misses_batches(counts));
+        assert!(report(|position| position % 8 == 0).misses_batches(counts));
         assert!(!report(|position| position % 4 == 0).misses_batches(counts));
         assert!(!report(|_| true).misses_batches(counts));
     }
