@@ -201,7 +201,14 @@ impl Inside {
         let Some(sender) = &mut self.sender else {
             return true;
         };
-        let peer_window = usize::from(tcp::window(segment)) << self.scale.unwrap_or(0);
+        // A segment before the expected one does not change the window (RFC 9293 section 3.10.7.4, SND.WL1): a probe of
+        // a closed window is one.
+        let is_old = sender::is_before(tcp::seq(segment), expected);
+        let peer_window = if is_old {
+            sender.peer_window()
+        } else {
+            usize::from(tcp::window(segment)) << self.scale.unwrap_or(0)
+        };
         let (header, payload) = segment.split_at(header_len);
         let una = sender.una();
         let action = sender.on_ack(header, payload.len(), peer_window, now);

@@ -149,6 +149,11 @@ impl Sender {
         self.timeout_at
     }
 
+    /// The far end's window in bytes.
+    pub fn peer_window(&self) -> usize {
+        self.peer_window
+    }
+
     /// Whether the far end has closed its window.
     pub fn is_closed(&self) -> bool {
         self.peer_window == 0
@@ -277,10 +282,11 @@ impl Sender {
         self.peer_window = peer_window;
         let acked = ack.wrapping_sub(self.una);
         self.una = ack;
-        if self.is_closed() {
+        if opens || self.is_closed() {
             // A far end may keep its window closed as long as it answers (RFC 9293 section 3.8.6.1).
             self.timeouts = 0;
-        } else {
+        }
+        if !self.is_closed() {
             self.probes = 0;
         }
         let news = self.read_ranges(header.get(20..).unwrap_or_default());
