@@ -82,8 +82,8 @@ impl Splice {
     /// Moves what can be moved.
     pub fn pump(&mut self, inside: &mut Socket<'_>) -> Moved {
         let mut moved = Moved::default();
-        // Reads would report a reset only when there is space in the send buffer, which a far end
-        // whose window is closed never makes.
+        // Reads would report a reset only when there is space in the send buffer. A far end that keeps its
+        // window closed never makes any.
         let reset = self.closed && (self.host.is_reset() || self.host.has_failed());
         let alive = !reset && self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
         // In LAST-ACK, smoltcp 0.14 ignores windows in segments that acknowledge nothing new, so

@@ -1,9 +1,9 @@
 //! TCP connections: requests of clients, connections to the inside and from it.
 
-use super::{CONNECTION, Engine, Id};
+use super::{CONNECTION, Engine, Id, net};
 use crate::host_stream::{HostStream, OwnStream};
 use crate::http;
-use crate::inside::{Inside, Net, Next};
+use crate::inside::{Inside, Next};
 use crate::options::Exposed;
 use crate::packet::FlowKey;
 use crate::service::Service;
@@ -340,13 +340,7 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
-        let mut net = Net {
-            interface: &mut self.interface,
-            device: &mut self.parts.device,
-            epoch: self.epoch,
-            now: self.now,
-            mtu: self.parts.mtu,
-        };
+        let mut net = net(&mut self.interface, &mut self.parts, self.epoch, self.now);
         let next = match &mut connection.inside {
             Some(inside) => inside.egress(&mut net),
             None => Next::At(None),
@@ -654,13 +648,7 @@ impl Engine {
                 connection.splice.host.reset();
                 vanished.push(index);
             } else if silence >= limit / 2 {
-                let mut net = Net {
-                    interface: &mut self.interface,
-                    device: &mut self.parts.device,
-                    epoch: self.epoch,
-                    now: self.now,
-                    mtu: self.parts.mtu,
-                };
+                let mut net = net(&mut self.interface, &mut self.parts, self.epoch, self.now);
                 inside.probe(&mut net, limit / 20);
             }
         }
@@ -684,35 +672,31 @@ impl Engine {
     }
 
     /// Resets all connections.
-    ///
-    /// # Errors
-    /// Errors of epoll_ctl(2) and epoll_pwait2(2).
-    pub(super) fn reset_all(&mut self) -> io::Result<()> {
+    pub(super) fn reset_all(&mut self) {
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         let until = Instant::now() + RESETS_WITHIN;
         for index in all {
-            self.flush_until(until)?;
+            self.flush_until(until);
             self.finish(index);
         }
-        self.flush_until(until)
+        self.flush_until(until);
     }
 
-    /// Waits until the worker has read enough, or until this time.
-    fn flush_until(&mut self, until: Instant) -> io::Result<()> {
+    /// Waits until the worker has read what the device keeps, until this time, or until waiting fails.
+    fn flush_until(&mut self, until: Instant) {
         let device = &mut self.parts.device;
-        if device.flush() {
-            return Ok(());
-        }
-        let mut epoll = Epoll::new(1)?;
-        epoll.add(&*device, 0, Interest::Write)?;
         while !device.flush() {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let waits = || -> io::Result<()> {
+                let mut epoll = Epoll::new(1)?;
+                epoll.add(&*device, 0, Interest::Write)?;
+                epoll.wait(Some(left))?.for_each(drop);
+                Ok(())
+            };
+            if left.is_zero() || waits().is_err() {
                 break;
             }
-            epoll.wait(Some(left))?.for_each(drop);
         }
-        Ok(())
     }
 
     /// Ends a connection, with a reset if the inside is still open.
@@ -722,13 +706,7 @@ impl Engine {
             if inside.state() != State::TimeWait {
                 inside.socket().abort();
             }
-            let mut net = Net {
-                interface: &mut self.interface,
-                device: &mut self.parts.device,
-                epoch: self.epoch,
-                now: self.now,
-                mtu: self.parts.mtu,
-            };
+            let mut net = net(&mut self.interface, &mut self.parts, self.epoch, self.now);
             inside.egress_last(&mut net);
         }
         self.remove(index);

@@ -202,9 +202,9 @@ impl Engine {
     /// Errors of epoll_ctl(2) and epoll_pwait2(2).
     pub fn run(&mut self) -> io::Result<()> {
         let ended = self.run_until_end();
-        let reset = self.reset_all();
+        self.reset_all();
         self.publish();
-        ended.and(reset)
+        ended
     }
 
     fn run_until_end(&mut self) -> io::Result<()> {
@@ -419,13 +419,7 @@ impl Engine {
 
     /// Passes a segment to its connection, which is advanced later.
     fn segment(&mut self, index: usize, packet: &Inbound) {
-        let mut net = Net {
-            interface: &mut self.interface,
-            device: &mut self.parts.device,
-            epoch: self.epoch,
-            now: self.now,
-            mtu: self.parts.mtu,
-        };
+        let mut net = net(&mut self.interface, &mut self.parts, self.epoch, self.now);
         if let Some(inside) = &mut self.connections[index].inside {
             inside.ingress(&mut net, packet);
             self.enqueue(index);
@@ -545,5 +539,21 @@ impl From<&Forward> for Target {
             host: Host::parse(&forward.host).unwrap_or(Host::Name(String::new())),
             port: forward.port,
         }
+    }
+}
+
+/// The stack below the connections.
+fn net<'a>(
+    interface: &'a mut Interface,
+    parts: &'a mut Parts,
+    epoch: Instant,
+    now: Instant,
+) -> Net<'a> {
+    Net {
+        interface,
+        device: &mut parts.device,
+        epoch,
+        now,
+        mtu: parts.mtu,
     }
 }
