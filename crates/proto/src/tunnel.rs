@@ -575,7 +575,12 @@ impl Tunnel {
         let (counters, batches) = match peer {
             Some(peer) => {
                 match reason {
-                    Some(DropReason::SendTooLarge) => peer.path.mtu.too_large(run.segment_size),
+                    // A run that was in the driver's queue may be for an endpoint that the peer has left.
+                    Some(DropReason::SendTooLarge)
+                        if peer.path.endpoint == Some(run.destination.address) =>
+                    {
+                        peer.path.mtu.too_large(run.segment_size)
+                    }
                     Some(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
                     _ => {}
                 }
