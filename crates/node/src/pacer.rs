@@ -3,8 +3,8 @@
 //! *Bursts.* A TCP sender sends at once what an acknowledgement allows, and at first doubles that in each round trip.
 //! A short queue on the path drops the end of such a burst, and the sender stays far below the rate of the path. So
 //! datagrams to a peer leave at most [`GAIN`] times as fast as they came during a part of the round trip. An even
-//! stream passes unchanged, and a burst takes that part. This needs no estimate of the path's rate. Linux paces TCP
-//! alike, but only for hosts with `fq` or BBR (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
+//! stream of small batches passes unchanged, and a burst takes that part. This needs no estimate of the path's rate.
+//! Linux paces TCP alike, but only on hosts with `fq` or BBR (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
 //!
 //! *Limit.* A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a
 //! bulk transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the
@@ -22,10 +22,11 @@ use seikan_proto::time::Instant;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-/// Rate at which a burst leaves, by that at which datagrams came. The same as Linux's `tcp_pacing_ca_ratio`.
+/// Maximum ratio of the rate at which datagrams leave to that at which they came. Linux's `tcp_pacing_ca_ratio` has the
+/// same value.
 const GAIN: f64 = 1.2;
-/// Part of the round trip over which datagrams are counted. A burst of half of it or more looks like a full path to the
-/// HyStart of TCP, which then ends slow start (`hystart_update` in net/ipv4/tcp_cubic.c).
+/// Datagrams are counted over this part of the round trip. TCP's HyStart takes a burst of half of it or more for a full
+/// path, and ends slow start (`hystart_update` in net/ipv4/tcp_cubic.c).
 const WINDOWS_PER_ROUND_TRIP: u32 = 4;
 /// Shortest round trip with spread bursts. In a shorter one, delays of the scheduler are as long as the bursts.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(4);
@@ -47,7 +48,7 @@ const QUEUE: Duration = Duration::from_millis(100);
 /// Bytes that may wait at any rate: a super-packet, its parity and answers.
 const LEAST_QUEUE: usize = 128 << 10;
 
-/// What to do with a run.
+/// The fate of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
     /// Send it.
@@ -155,7 +156,7 @@ impl Pacer {
                 flow.window = window;
                 flow
             }
-            // A path that has become short: what waits goes first.
+            // The path has become short. Earlier datagrams may still wait, and go first.
             (None, Some(flow)) if !flow.queue.is_empty() => flow,
             (None, _) => return Ok(Pace::Now),
         };
@@ -259,7 +260,7 @@ impl Default for Flow {
 impl Flow {
     /// Counts bytes that came.
     fn arrived(&mut self, bytes: usize, now: Instant) {
-        // What a burst has left in debt is earned at the rate of the burst, not at that of the bytes behind it.
+        // A burst leaves a debt. It is earned at the rate of the burst, not at that of the bytes behind it.
         self.earn(now);
         let elapsed = now.duration_since(self.since);
         if elapsed >= 2 * self.window {
@@ -288,7 +289,7 @@ impl Flow {
         let window = self.window.as_secs_f64();
         let elapsed = now.duration_since(self.since).as_secs_f64() / window;
         let previous = self.previous as f64 * (1.0 - elapsed).max(0.0);
-        // What waits does not wait for longer than a window.
+        // Nothing waits for longer than a window.
         let bytes = (self.current as f64 + previous).max(self.queue.bytes() as f64);
         GAIN * bytes / window
     }

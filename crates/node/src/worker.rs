@@ -196,7 +196,7 @@ fn run_loop(
         if (read || buffers.reader.waits()) && !node.pacer.is_at_limit() {
             gone |= node.read_from_tun(&mut buffers.reader);
         }
-        // What was read before is sent first; the event comes again.
+        // Packets that were read before are sent first. The event comes again.
         if gone && !buffers.reader.waits() {
             return Ok(Ended::InterfaceGone);
         }
