@@ -574,17 +574,22 @@ impl Tunnel {
         let mut nobody = SentBatches::default();
         let (counters, batches) = match peer {
             Some(peer) => {
+                let address = run.destination.address;
+                // A run that was in the driver's queue may be for an endpoint that the peer has left.
+                let in_use = peer.path.endpoint == Some(address);
                 match reason {
-                    // A run that was in the driver's queue may be for an endpoint that the peer has left.
-                    Some(DropReason::SendTooLarge)
-                        if peer.path.endpoint == Some(run.destination.address) =>
-                    {
+                    Some(DropReason::SendTooLarge) if in_use => {
                         peer.path.mtu.too_large(run.segment_size)
                     }
-                    Some(DropReason::SendRefused) => peer.paths.refused(run.destination.address),
+                    Some(DropReason::SendRefused) => peer.paths.refused(address),
                     _ => {}
                 }
-                (&mut peer.counters, &mut peer.path.sent_batches)
+                let batches = if in_use {
+                    &mut peer.path.sent_batches
+                } else {
+                    &mut nobody
+                };
+                (&mut peer.counters, batches)
             }
             None => (&mut self.unattributed, &mut nobody),
         };
