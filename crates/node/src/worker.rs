@@ -452,7 +452,7 @@ impl Node {
         for run in self.outbox.runs() {
             let bytes = self.outbox.bytes(run);
             let peer = run.peer.and_then(|id| self.tunnel.peer(id));
-            let round_trip = peer.and_then(|peer| peer.path.rtt);
+            let round_trip = peer.and_then(|peer| peer.path.least_rtt);
             let result = match self.pacer.push(run, bytes, round_trip, now) {
                 Ok(Pace::Later) => {
                     self.tunnel.queued(run);

@@ -203,6 +203,8 @@ pub struct Path {
     pub mtu: PathMtu,
     /// The latest round-trip time of a probe or check (native).
     pub rtt: Option<Duration>,
+    /// The least of them: the round trip without queues (native).
+    pub least_rtt: Option<Duration>,
     /// The peer's latest report on received datagrams (native), without probes that were lost for
     /// their size.
     pub report: Option<Report>,
@@ -247,6 +249,7 @@ impl Path {
             source: None,
             mtu: PathMtu::new(endpoint.is_some_and(|e| e.is_ipv6())),
             rtt: None,
+            least_rtt: None,
             report: None,
             restored: 0,
             not_restored: 0,
@@ -261,6 +264,12 @@ impl Path {
             assessed: Instant::BOOT,
             missed: 0,
         }
+    }
+
+    /// Notes the round-trip time of a probe or check.
+    pub(crate) fn measured(&mut self, rtt: Duration) {
+        self.rtt = Some(rtt);
+        self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
     }
 
     /// Processes a report of the peer.

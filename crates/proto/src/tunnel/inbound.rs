@@ -786,7 +786,7 @@ fn control_frame(
         }
         Frame::ProbeAck { id, size } => {
             if let Some(rtt) = peer.path.mtu.acknowledged(id, size, sending.now.mono) {
-                peer.path.rtt = Some(rtt);
+                peer.path.measured(rtt);
             }
         }
         Frame::Probe { id } => {
@@ -826,7 +826,7 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
     }
     if let Some((rtt, to)) = peer.pings.acknowledged(check, now) {
         if peer.path.endpoint == Some(to) {
-            peer.path.rtt = Some(rtt);
+            peer.path.measured(rtt);
         }
         return;
     }
@@ -848,13 +848,13 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
     match better {
         CheckOutcome::Keep => {}
         CheckOutcome::InUse => {
-            peer.path.rtt = Some(rtt);
+            peer.path.measured(rtt);
             peer.path.validate();
         }
         CheckOutcome::Switch(address) => {
             info!(target: LOG, peer = %peer.public_key, endpoint = %address, ?rtt, "better path taken");
             peer.path.move_to(address, None);
-            peer.path.rtt = Some(rtt);
+            peer.path.measured(rtt);
         }
     }
 }
