@@ -484,8 +484,15 @@ impl Node {
     /// Sends the datagrams that wait in the pacer at once: the tunnel ends.
     fn send_rest(&mut self) {
         self.discard_removed();
+        let mut full = Ok(());
         self.pacer.take_all(|run, bytes| {
-            let result = send(&self.sockets, &mut self.transports, run, bytes);
+            // A full send buffer is waited for once, so that the end does not take minutes.
+            let result = full.and_then(|()| send(&self.sockets, &mut self.transports, run, bytes));
+            if let Err(stopped) = result
+                && stopped.reason == DropReason::SendNoBuffers
+            {
+                full = Err(DropReason::SendNoBuffers.into());
+            }
             self.tunnel.dequeued(run);
             self.tunnel.sent(run, result);
         });
