@@ -34,7 +34,8 @@ const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(4);
 const LONGEST_WINDOW: Duration = Duration::from_millis(50);
 /// Bytes that may leave at once after a pause: less than a short queue holds, and more than TCP sends at first.
 const FREE: f64 = 16.0 * 1500.0;
-/// Maximum time that a burst makes up for after a late wakeup. Timers may have a resolution of a millisecond.
+/// Maximum time that a burst makes up for after a late wakeup, until it has waited for a window. Timers may have a
+/// resolution of a millisecond.
 const LATE: Duration = Duration::from_millis(2);
 /// Maximum bytes of all bursts that wait. More leave at once.
 const MOST_SPREAD: usize = 8 << 20;
@@ -131,7 +132,7 @@ impl Pacer {
         limited.into_iter().chain(spread).min()
     }
 
-    /// Takes a run to a peer with a round trip of `round_trip`, if it is known. Returns what to do with it, or why it is
+    /// Takes a run to a peer with a least round trip of `round_trip`, if it is known. Returns what to do with it, or why it is
     /// dropped: too many bytes wait for the limit.
     pub fn push(
         &mut self,
@@ -189,7 +190,12 @@ impl Pacer {
             self.delayed += queue.send(*rate, now, &mut send);
         }
         if self.bytes > MOST_SPREAD {
-            self.take_all(&mut send);
+            let mut datagrams = 0;
+            self.take_all(|run, bytes| {
+                datagrams += run.segments as u64;
+                send(run, bytes);
+            });
+            self.delayed += datagrams;
         }
         while let Some((at, id)) = self.due.first().copied()
             && at <= now
@@ -205,12 +211,14 @@ impl Pacer {
 
     /// Passes all datagrams that wait to `take`, in the order of each peer.
     pub fn take_all(&mut self, mut take: impl FnMut(&Run, &[u8])) {
-        let limited = self.limit.iter_mut().map(|limit| &mut limit.queue);
-        let spread = self.flows.values_mut().map(|flow| &mut flow.queue);
-        for queue in limited.chain(spread) {
-            queue.take_all(&mut take);
+        if let Some(limit) = &mut self.limit {
+            limit.queue.take_all(&mut take);
         }
-        self.flows.clear();
+        // Flows keep their rates: without them, an even stream would look like a burst again.
+        for flow in self.flows.values_mut() {
+            flow.queue.take_all(&mut take);
+            flow.due = None;
+        }
         self.due.clear();
         self.bytes = 0;
     }
@@ -276,10 +284,11 @@ impl Flow {
 
     fn earn(&mut self, now: Instant) {
         let rate = self.rate(now);
-        let most = if self.queue.is_empty() {
-            FREE
-        } else {
-            FREE.max(rate * LATE.as_secs_f64())
+        let most = match self.queue.waits_since() {
+            None => FREE,
+            // Each wakeup is late: without all of the credit, the queue would grow.
+            Some(since) if now.duration_since(since) > self.window => f64::INFINITY,
+            Some(_) => FREE.max(rate * LATE.as_secs_f64()),
         };
         self.queue.earn(rate, most, now);
     }
@@ -289,7 +298,7 @@ impl Flow {
         let window = self.window.as_secs_f64();
         let elapsed = now.duration_since(self.since).as_secs_f64() / window;
         let previous = self.previous as f64 * (1.0 - elapsed).max(0.0);
-        // Nothing waits for longer than a window.
+        // If wakeups are not late, nothing waits for longer than a window.
         let bytes = (self.current as f64 + previous).max(self.queue.bytes() as f64);
         GAIN * bytes / window
     }
@@ -492,6 +501,24 @@ mod tests {
         }
     }
 
+    /// 100 Mbit/s on the path, packets read at once, and a send each `interval` milliseconds.
+    #[test]
+    fn a_worker_that_is_always_late_delays_by_a_window_and_its_interval() {
+        for interval in [3, 5, 10, 20] {
+            let mut pacer = Pacer::default();
+            let (mut came, mut left) = (Vec::new(), 0);
+            for ms in (0..2000).step_by(interval as usize) {
+                let datagrams = 12 * interval as usize;
+                push_to(&mut pacer, 1, datagrams, ms * 1000);
+                came.extend(std::iter::repeat_n(ms, datagrams));
+                pacer.send(at(ms * 1000), |run, _| left += run.segments);
+                let oldest = came.get(came.len() - pacer.bytes / 972);
+                let wait = oldest.map_or(0, |since| ms - since);
+                assert!(wait <= 10 + interval, "{wait} ms at {ms} of {interval}");
+            }
+        }
+    }
+
     #[test]
     fn a_burst_to_one_peer_does_not_delay_another() {
         let mut pacer = Pacer::default();
@@ -537,6 +564,25 @@ mod tests {
         let mut datagrams = 0;
         pacer.send(at(0), |run, _| datagrams += run.segments);
         assert_eq!(datagrams, runs * 60);
+        assert_eq!(pacer.delayed, datagrams as u64);
         assert_eq!((pacer.bytes, pacer.wakeup()), (0, None));
+    }
+
+    /// 8 Gbit/s: half of what a window takes exceeds the memory.
+    #[test]
+    fn an_even_stream_above_the_limit_of_memory_becomes_even_again() {
+        let mut pacer = Pacer::default();
+        let (mut run, bytes) = run(60, 972);
+        run.peer = Some(PeerId(1));
+        let mut lumps = 0;
+        for us in (0..1_000_000).step_by(60) {
+            let round_trip = Some(Duration::from_millis(200));
+            pacer
+                .push(&run, &bytes, round_trip, at(us))
+                .expect("no limit");
+            lumps += usize::from(pacer.bytes > MOST_SPREAD);
+            pacer.send(at(us), |_, _| {});
+        }
+        assert!(lumps <= 3, "{lumps}");
     }
 }

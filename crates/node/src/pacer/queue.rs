@@ -48,6 +48,11 @@ impl Queue {
         self.waiting.is_empty()
     }
 
+    /// Since when the oldest datagram waits.
+    pub fn waits_since(&self) -> Option<Instant> {
+        self.waiting.front().map(|waiting| waiting.since)
+    }
+
     /// Bytes that wait.
     pub fn bytes(&self) -> usize {
         self.bytes
