@@ -532,7 +532,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         Gauge,
         "peer_queueing_delay_seconds",
-        "One-way delay above the least, by the peer's latest report.",
+        "One-way delay above the least, by the peer's latest report. It contains the time in this host's own queue.",
         |s, out| {
             gauge(s, out, |p| {
                 let report = p.path.report.as_ref()?;
