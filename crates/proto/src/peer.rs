@@ -270,6 +270,7 @@ impl Path {
     pub(crate) fn measured(&mut self, rtt: Duration) {
         self.rtt = Some(rtt);
         self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
+        self.health.set_round_trip(self.least_rtt);
     }
 
     /// Processes a report of the peer.

@@ -184,6 +184,8 @@ pub struct Receiver {
     /// Present if both ends repair losses. Boxed, so that peers without loss repair take less
     /// memory.
     classifier: Option<Box<LossClassifier>>,
+    /// Least round trip of the path, if it was measured.
+    round_trip: Option<Duration>,
     /// When to report a random loss.
     early: Option<Instant>,
     /// When the last report was due.
@@ -208,6 +210,7 @@ impl Default for Receiver {
             last_transit: 0,
             transit: 0,
             classifier: None,
+            round_trip: None,
             early: None,
             reported: Instant::BOOT,
         }
@@ -218,6 +221,15 @@ impl Receiver {
     /// Sets whether both ends repair losses: then random ones are counted and reported soon.
     pub fn set_repairs(&mut self, repairs: bool) {
         self.classifier = repairs.then(|| self.classifier.take().unwrap_or_default());
+        self.set_round_trip(self.round_trip);
+    }
+
+    /// Sets the least round trip of the path, if it was measured.
+    pub fn set_round_trip(&mut self, round_trip: Option<Duration>) {
+        self.round_trip = round_trip;
+        if let (Some(classifier), Some(round_trip)) = (&mut self.classifier, round_trip) {
+            classifier.set_round_trip(round_trip);
+        }
     }
 
     /// Records an authenticated record from `from` that is no replay. `number` is the
@@ -250,6 +262,7 @@ impl Receiver {
                     session: Some((record.session, number)),
                     delay_sum: self.delay_sum,
                     classifier: self.classifier.take(),
+                    round_trip: self.round_trip,
                     early: self.early,
                     reported: self.reported,
                     ..Receiver::default()

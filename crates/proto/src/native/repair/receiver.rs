@@ -497,6 +497,12 @@ impl Receiver {
         if let Some(Verdict::Overflow { earlier }) = verdict {
             self.lose_in_queue(earlier, now + patience);
         }
+        if congestion {
+            // Nor for a random loss just before: TCP slows down anyway. All that is held would be
+            // released at once, with more gaps than its acknowledgements can report (three or four
+            // SACK blocks, RFC 2018), and TCP would send again what has arrived.
+            self.hurry(self.next, now);
+        }
         while self.next < counter {
             self.make_space(0, now);
             self.slots.push_back(Slot {

@@ -47,14 +47,18 @@ const POSITIONS: u32 = 4096;
 const SHORT_BURST: u8 = 3;
 /// Weight of a gap in the mean rank of the positions.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// Losses within this time after a loss in a full queue belong to the same overflow. TCP slows down
-/// only once for all losses of a round trip, so an additional mark does no harm.
+/// Random losses within this time before an overflow belong to it.
 const OVERFLOW: Duration = Duration::from_millis(20);
+/// Round trip of the path while none has been measured.
+const USUAL_ROUND_TRIP: Duration = Duration::from_millis(20);
+/// Maximum round trip: the peer can feign any.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(500);
 /// Number of losses that parity can restore for each datagram that arrives.
 const RESTORABLE: f64 = MAX_PARITIES as f64 / MAX_RECORDS as f64;
 /// Mean rank above which losses are at the ends of bursts. For random losses it is 0.5, with a
-/// standard deviation of 0.29 x sqrt(1/15) = 0.075.
-const LATE_IN_BURST: f64 = 0.75;
+/// standard deviation of 0.29 x sqrt(1/15) = 0.075, and exceeds 0.82 once in five million losses
+/// (0.75: in 11,000, or every 40 s at 300 Mbit/s and 1 % of loss).
+const LATE_IN_BURST: f64 = 0.82;
 
 /// The probable cause of a gap in the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +102,11 @@ pub struct LossClassifier {
     position: u8,
     /// Class of the newest datagram's delay.
     class: usize,
-    /// When the test last found a loss in a full queue.
-    overflow: Option<Instant>,
+    /// Least round trip of the path.
+    round_trip: Duration,
+    /// End of the overflow that was found last: datagrams from then on were sent after TCP could
+    /// react to it.
+    reaction: Option<Instant>,
     /// Cumulative sum of the losses in excess of [`RESTORABLE`].
     unrestorable: f64,
     recent: Recent,
@@ -135,7 +142,8 @@ impl Default for LossClassifier {
             rank: 0.5,
             position: 0,
             class: 0,
-            overflow: None,
+            round_trip: USUAL_ROUND_TRIP,
+            reaction: None,
             unrestorable: 0.0,
             recent: Recent {
                 since: Instant::BOOT,
@@ -147,6 +155,11 @@ impl Default for LossClassifier {
 }
 
 impl LossClassifier {
+    /// Sets the least round trip of the path.
+    pub fn set_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = round_trip.min(LONGEST_ROUND_TRIP);
+    }
+
     /// Records the newest datagram: its position in its burst, and its delay above the minimum in
     /// microseconds. Returns a verdict on the `missing` datagrams before it, if there are any.
     pub fn datagram(
@@ -162,7 +175,12 @@ impl LossClassifier {
         let high = self.highest.min(self.full).saturating_sub(NEAR_FULL);
         let is_high = self.highest > 0 && around >= high.max(1);
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
-        let overflows = self.overflows(now);
+        if self.reaction.take_if(|at| now >= *at).is_some() {
+            // The queue is still high until TCP's reaction has emptied it. A second reaction needs
+            // evidence of its own.
+            self.excess = 0.0;
+        }
+        let overflows = self.reaction.is_some();
         if is_high {
             let expected = SUBTRACTED * self.usual();
             self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, self.alarm() + 1.0);
@@ -171,7 +189,7 @@ impl LossClassifier {
         self.unrestorable = sum.clamp(0.0, MAX_PARITIES as f64 + 1.0);
         let verdict = (missing > 0).then(|| {
             let verdict = self.classify(position, is_high, missing);
-            self.classify_overflow(verdict, lost, now)
+            self.classify_overflow(verdict, lost, delay, now)
         });
         let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
         // So many losses at a low delay are those of an outage, not of a queue.
@@ -236,7 +254,13 @@ impl LossClassifier {
 
     /// Gives all losses of one overflow the same verdict. `verdict` is the verdict on the newest
     /// `lost` datagrams taken alone.
-    fn classify_overflow(&mut self, verdict: Verdict, lost: u32, now: Instant) -> Verdict {
+    fn classify_overflow(
+        &mut self,
+        verdict: Verdict,
+        lost: u32,
+        delay: u64,
+        now: Instant,
+    ) -> Verdict {
         if now.duration_since(self.recent.since) >= OVERFLOW {
             self.recent = Recent {
                 since: now,
@@ -248,23 +272,22 @@ impl LossClassifier {
             let earlier = std::mem::take(&mut self.recent.random);
             let low = std::mem::take(&mut self.recent.low);
             self.low.lost = self.low.lost.saturating_sub(low);
-            self.overflow = Some(now);
+            self.overflows(delay, now);
             return Verdict::Overflow { earlier };
         }
-        if verdict == Verdict::Congestion {
-            self.overflow = Some(now);
-        } else if self.overflows(now) {
-            return Verdict::Congestion;
-        } else {
+        if verdict == Verdict::Random && self.reaction.is_none() {
             self.recent.random = self.recent.random.saturating_add(lost);
+            return Verdict::Random;
         }
-        verdict
+        self.overflows(delay, now);
+        Verdict::Congestion
     }
 
-    /// Whether losses at this time belong to the same overflow as the last one found.
-    fn overflows(&self, now: Instant) -> bool {
-        let since = |at| now.duration_since(at);
-        self.overflow.is_some_and(|at| since(at) < OVERFLOW)
+    /// Begins an overflow, unless one lasts. TCP slows down once for all losses of a round trip, so
+    /// all of them get one verdict, and those behind it another: they may be random.
+    fn overflows(&mut self, delay: u64, now: Instant) {
+        let delay = Duration::from_micros(delay).min(LONGEST_ROUND_TRIP);
+        self.reaction.get_or_insert(now + self.round_trip + delay);
     }
 
     /// Loss rate at low delay; 1 % before there is evidence.
@@ -474,8 +497,9 @@ mod tests {
         assert_eq!(missing(0, 3034), None);
         (0..100).for_each(|_| assert_eq!(missing(0, 3035), None));
         assert_eq!(missing(1, 3036), Some(Verdict::Congestion));
-        classifier.datagram(0, 2_000, 0, at(3060));
-        let later = classifier.datagram(0, 2_000, 1, at(3060));
+        // 20 ms of round trip and 10 ms of queue later.
+        classifier.datagram(0, 2_000, 0, at(3062));
+        let later = classifier.datagram(0, 2_000, 1, at(3062));
         assert_eq!(later, Some(Verdict::Random));
         assert_eq!(classifier.low.lost, 2);
     }
