@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Removal stops the tunnel and leaves the configuration; purge removes the state too. A machine without systemd works as well.
+# Removal stops the tunnel, and leaves the configuration and which units are enabled; purge disables them and removes the state. A
+# machine without systemd works as well.
 . ./machines.sh
 . ./tunnel.sh
 set -euo pipefail
@@ -17,19 +18,22 @@ on office '
     if ip link show tunnel || ip link show other || pgrep -x seikan; then exit 1; fi
     [ ! -e /usr/bin/seikan ]
     [ ! -e /usr/lib/systemd/system/seikan@.service ]
-    [ -z "$(find /etc/systemd/system -name "seikan*")" ]
+    [ -L /etc/systemd/system/multi-user.target.wants/seikan@tunnel.service ]
     [ -s /etc/seikan/tunnel.toml ]
     [ -s /etc/seikan/tunnel.key ]
     systemctl is-system-running
     [ -z "$(ip rule | grep -v "^\(0\|32766\|32767\):")" ]
-    # Installed again, it runs with what was there.
+    # Installed again, it is enabled and runs with what was there.
     dpkg -i /root/seikan_*.deb
-    systemctl enable --now seikan@tunnel'
+    systemctl is-enabled seikan@tunnel
+    systemctl start seikan@tunnel'
 eventually 30 on office 'ping -c 1 -W 1 10.9.0.2'
 on office '
+    systemctl enable seikan-coordinator seikan-relay
     mkdir -p /var/lib/seikan-coordinator
     [ -e /var/lib/seikan ]
     dpkg --purge seikan
+    [ -z "$(find /etc/systemd/system -name "seikan*")" ]
     [ ! -e /var/lib/seikan ]
     [ ! -e /var/lib/seikan-coordinator ]
     [ -s /etc/seikan/tunnel.key ]'
