@@ -222,6 +222,16 @@ router 'sed -i -e \$d -e s/10.9.4.1/10.9.5.1/ /etc/seikan/mesh.toml; /etc/init.d
 router '/etc/init.d/seikan restart'
 eventually 40 router 'ip address show mesh | grep -q 10.9.5.1'
 eventually 20 runs office
+# Without its file it goes on. Once it has ended, as after `seikan leave`, procd does not try it again and again.
+before=$(process mesh)
+router 'mv /etc/seikan/mesh.toml /tmp/mesh.toml; ! /etc/init.d/seikan reload'
+[ "$(process mesh)" = "$before" ] || fail "a tunnel was stopped without its file"
+router 'seikan down mesh; ! /etc/init.d/seikan reload'
+[ -z "$(router "ubus call service list '{\"name\":\"seikan\"}' | jsonfilter -q -e '@.seikan.instances.mesh' || :")" ] ||
+    fail "procd starts a tunnel without its file"
+runs office
+router 'mv /tmp/mesh.toml /etc/seikan/mesh.toml; /etc/init.d/seikan reload'
+eventually 20 router 'seikan status mesh'
 router 'uci set seikan.mesh.enabled=0'
 changed
 gone() { ! ip -n router link show "$1"; }
