@@ -151,11 +151,18 @@ changed
 eventually 20 router 'ip address show office | grep -q 10.9.3.1'
 [ "$(process office)" != "$before" ] || fail "the tunnel was not started anew for an address"
 eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+# A default route needs a start, too.
+before=$(process office)
+router 'uci add_list seikan.@peer[1].allowed_ips=0.0.0.0/0; uci set seikan.@peer[1].endpoint=192.0.2.9:51820'
+changed
+again() { runs office && [ "$(process office)" != "$before" ] && router 'seikan status office'; }
+eventually 30 again
+ip -n router -4 route show table all dev office | grep default
+eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
 
 log "procd starts a killed tunnel again"
 before=$(process office)
 router "kill -KILL $before"
-again() { runs office && [ "$(process office)" != "$before" ] && router 'seikan status office'; }
 eventually 30 again
 eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
 
