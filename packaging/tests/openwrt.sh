@@ -88,7 +88,10 @@ router 'opkg install /tmp/seikan.ipk
     seikan --version
     [ -L /etc/rc.d/S95seikan ]
     [ "$(stat -c %a /etc/config/seikan)" = 600 ]
-    [ "$(stat -c %a /etc/seikan)" = 700 ]'
+    [ "$(stat -c %a /etc/seikan)" = 700 ]
+    # Commands use the state that survives a reboot.
+    [ "$(readlink -f /var/lib/seikan)" = /etc/seikan/state ]
+    [ "$(stat -c %a /etc/seikan/state)" = 700 ]'
 
 log "a tunnel of UCI, with a peer that runs the same program outside"
 mkdir -m 700 "$work/branch"
