@@ -38,6 +38,18 @@ on office '
     systemctl reload seikan@tunnel
     [ "$(seikan status tunnel | grep -c "^peer:")" = 2 ]
     [ "$before" = "$(systemctl show -p MainPID --value seikan@tunnel)" ]'
+# A faulty configuration is not tried again and again; a fault that may pass is.
+on office '
+    restarts() { systemctl show -p NRestarts --value "$1"; }
+    echo "mtu = 1" >/etc/seikan/faulty.toml
+    if systemctl start seikan@faulty; then exit 1; fi
+    sed "s/10.9.0./10.9.1./" /etc/seikan/tunnel.toml >/etc/seikan/taken.toml
+    systemctl start --no-block seikan@taken
+    for _ in {1..100}; do [ "$(restarts seikan@taken)" = 0 ] || break; sleep 0.1; done
+    [ "$(restarts seikan@taken)" -gt 0 ]
+    systemctl stop seikan@taken
+    [ "$(systemctl is-failed seikan@faulty)" = failed ]
+    [ "$(restarts seikan@faulty)" = 0 ]'
 
 memory=$(on office 'ps -C seikan -o rss= | sort -n | tail -n 1')
 echo "= the larger of the two processes of an idle tunnel has $((memory / 1000)) MB resident"

@@ -2,7 +2,7 @@
 //!
 //! [`cli::Verb`] defines the command line; [`verbs`] has one file for every verb, with its options
 //! and its `run`. A word that is no verb may be an interface ([`verbs::interface`]). Exit status: 0
-//! done, 1 failed, 2 wrong usage (clap's own).
+//! done, 1 failed, 2 wrong usage (clap's own), or a configuration that `up` cannot use.
 #![forbid(unsafe_code)]
 
 mod background;

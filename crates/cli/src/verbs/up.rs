@@ -16,7 +16,7 @@ use clap::{Args, ValueHint};
 use seikan_config::{Config, Diagnostic, Diagnostics};
 use seikan_node::control::RuntimeDirs;
 use seikan_node::options::UpOptions;
-use seikan_node::up::{Observer, UpSummary, up};
+use seikan_node::up::{Observer, UpError, UpSummary, up};
 use tracing::field::display;
 use tracing::warn;
 
@@ -36,7 +36,9 @@ use crate::userspace::{self, UserspaceArguments};
     The name of an interface stands for /etc/seikan/NAME.toml, /etc/seikan/NAME.conf or \
     /etc/wireguard/NAME.conf. A .conf file uses WireGuard, a .toml file the native protocol, unless they set \
     another. Needs CAP_NET_ADMIN, except with --userspace. SIGINT, SIGTERM and `seikan down` stop the tunnel and revert its settings; \
-    SIGHUP applies a changed file, as `seikan reload` does, unless the tunnel has a terminal.")]
+    SIGHUP applies a changed file, as `seikan reload` does, unless the tunnel has a terminal.\n\n\
+    Exit status: 0 if the tunnel was stopped, or runs in the background; 2 if options, configuration or environment cannot be \
+    used, so that another start fails too; 1 after any other failure.")]
 pub struct Arguments {
     /// Configuration file or interface
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -58,6 +60,10 @@ pub struct Arguments {
     #[command(flatten)]
     overrides: OverrideArguments,
 }
+
+/// Exit status if the configuration cannot be used, as after wrong usage. The unit of systemd does not start the tunnel
+/// again then (`RestartPreventExitStatus=`).
+const UNUSABLE: u8 = 2;
 
 impl Arguments {
     /// Returns the log file of the background process.
@@ -96,7 +102,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(run_detached(arguments));
     }
     let Some((config, path)) = read(arguments)? else {
-        return Ok(ExitCode::FAILURE);
+        return Ok(ExitCode::from(UNUSABLE));
     };
     let dirs = arguments.userspace.dirs()?;
     let options = arguments.options(path, dirs.clone())?;
@@ -122,8 +128,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let outcome = up(&config, &options, &mut observer);
     observer.print_end();
-    outcome?;
-    Ok(ExitCode::SUCCESS)
+    match outcome {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error @ (UpError::Userspace(_) | UpError::WebProxy(_))) => {
+            output::error(&error.into());
+            Ok(ExitCode::from(UNUSABLE))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns the configuration and its file; `None` after printing errors.

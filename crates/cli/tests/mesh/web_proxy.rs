@@ -246,7 +246,9 @@ fn an_unusable_web_proxy_ends_up_before_any_hook() {
         };
         let mut unusable = up("http://office:a#b@10.0.0.1:3128");
         let child = member.netns.spawn_command(&mut unusable).expect("start");
-        let errors = stderr(&child.wait_with_output().expect("an end"));
+        let output = child.wait_with_output().expect("an end");
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(
             errors.contains("cannot use the web proxy in HTTPS_PROXY"),
             "{errors}"
