@@ -127,7 +127,20 @@ pub fn user_name(user: Uid) -> String {
     }
 }
 
-/// Confines a service to its directory, and to reading these files. Existing threads stay
+/// Returns the directories of a certificate and its key, as named and as links lead there: a renewal
+/// replaces the files or links in them.
+pub fn folders_of_certificate(cert: Option<&Path>, key: Option<&Path>) -> Vec<PathBuf> {
+    let files = || cert.into_iter().chain(key);
+    let named = files().filter_map(|file| std::path::absolute(file).ok());
+    let linked = files().filter_map(|file| file.canonicalize().ok());
+    let folders = named
+        .chain(linked)
+        .filter_map(|file| Some(file.parent()?.to_owned()));
+    // Never the whole file system.
+    folders.filter(|folder| folder.parent().is_some()).collect()
+}
+
+/// Confines a service to its directory, and to reading these files and directories. Existing threads stay
 /// unconfined.
 pub fn confine(directory: &Path, files: Vec<PathBuf>) -> anyhow::Result<()> {
     let confinement = confine::confine(&Needs {

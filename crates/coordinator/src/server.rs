@@ -34,6 +34,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use tracing::{info, warn};
 
 use crate::store::{Store, StoreError};
 use admit::{Admit, Pace};
@@ -159,7 +160,7 @@ impl Server {
         let Sockets { tcp, stun, address } = options.sockets;
         tcp.listen(BACKLOG)
             .map_err(|source| ServerError::Listen { address, source })?;
-        let mut tls = options.certificate.server_config()?;
+        let mut tls = options.certificate.renewing_server_config(report_renewal)?;
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Server {
             listener: tcp.into(),
@@ -241,6 +242,17 @@ impl Server {
             })
             .await
         })
+    }
+}
+
+/// Logs that the files of the certificate have changed, or cannot be read again.
+fn report_renewal(outcome: Result<(), TlsError>) {
+    match outcome {
+        Ok(()) => info!(target: "coordinator", "renewed certificate in use"),
+        Err(error) => warn!(
+            target: "coordinator",
+            "cannot read the certificate again: {error}; the former one stays until the files can be used, or until a restart"
+        ),
     }
 }
 

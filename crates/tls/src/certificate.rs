@@ -17,6 +17,8 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::ResolvesServerCert;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use seikan_proto::mesh::Pin;
 use zeroize::Zeroizing;
@@ -60,6 +62,8 @@ pub struct Certificate {
     /// The server's own certificate first; never empty.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
+    /// The files of chain and key; `None` if hosts know it by its pin, so that it never changes.
+    files: Option<(PathBuf, PathBuf)>,
 }
 
 impl Certificate {
@@ -79,6 +83,7 @@ impl Certificate {
             key: PrivateKeyDer::from_pem_slice(&text).map_err(|_| TlsError::NoKey {
                 path: key.to_owned(),
             })?,
+            files: Some((chain.to_owned(), key.to_owned())),
         })
     }
 
@@ -94,7 +99,8 @@ impl Certificate {
         if !Certificate::is_own(directory) {
             make(directory, &path, whose, names)?;
         }
-        Certificate::load(&path, &path)
+        let own = Certificate::load(&path, &path)?;
+        Ok(Certificate { files: None, ..own })
     }
 
     /// Whether `directory` contains a generated certificate.
@@ -114,14 +120,34 @@ impl Certificate {
     /// [`TlsError::Unusable`]: the key does not belong to the certificate, or is of an unknown
     /// kind.
     pub fn server_config(&self) -> Result<ServerConfig, TlsError> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(TlsError::Unusable)?
-            .with_no_client_auth()
-            .with_single_cert(self.chain.clone(), self.key.clone_key())
+        server_config(Arc::new(SingleCertAndKey::from(self.certified()?)))
+    }
+
+    /// Returns chain and key in the form that TLS uses.
+    pub(crate) fn certified(&self) -> Result<CertifiedKey, TlsError> {
+        let provider = aws_lc_rs::default_provider();
+        CertifiedKey::from_der(self.chain.clone(), self.key.clone_key(), &provider)
             .map_err(TlsError::Unusable)
     }
+
+    /// Returns the files of chain and key, unless it was generated.
+    pub(crate) fn files(&self) -> Option<(&Path, &Path)> {
+        let (chain, key) = self.files.as_ref()?;
+        Some((chain, key))
+    }
+}
+
+/// Returns the TLS configuration of a server with these certificates.
+pub(crate) fn server_config(
+    certificates: Arc<dyn ResolvesServerCert>,
+) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Unusable)?;
+    Ok(builder
+        .with_no_client_auth()
+        .with_cert_resolver(certificates))
 }
 
 impl fmt::Debug for Certificate {

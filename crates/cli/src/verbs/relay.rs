@@ -16,7 +16,8 @@ use seikan_proto::mesh::RelaySecret;
 use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
 use seikan_sys::privilege;
 use seikan_sys::signal::Signals;
-use seikan_tls::Certificate;
+use seikan_tls::{Certificate, TlsError};
+use tracing::{info, warn};
 
 use crate::logging::LogArguments;
 use crate::manager::Manager;
@@ -82,7 +83,7 @@ struct ServeArguments {
     /// Address to listen on for TLS, usually with port 443, for members whose network blocks UDP
     #[arg(long, value_name = "ADDRESS:PORT")]
     tls_listen: Option<SocketAddr>,
-    /// PEM certificate chain [default: self-signed]
+    /// PEM certificate chain, read again within a minute after it was renewed [default: self-signed]
     #[arg(long, value_name = "FILE", requires_all = ["key", "tls_listen"], value_hint = ValueHint::FilePath)]
     cert: Option<PathBuf>,
     /// PEM private key of the certificate
@@ -208,7 +209,7 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
                 own
             }
         };
-        let config = certificate.server_config()?;
+        let config = certificate.renewing_server_config(report_renewal)?;
         tls = Some(TlsOptions { listen, config });
     }
     let mut relay = Relay::bind(Options {
@@ -231,7 +232,8 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
         None => None,
     };
     privilege::keep_only(&[], None)?;
-    service::confine(directory, Vec::new())?;
+    let (cert, key) = (arguments.cert.as_deref(), arguments.key.as_deref());
+    service::confine(directory, service::folders_of_certificate(cert, key))?;
     if let Some(listener) = metrics {
         let address = listener.local_addr()?;
         metrics::serve(listener, relay.counters()).context("cannot serve metrics")?;
@@ -265,6 +267,17 @@ fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
     let counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
     writeln!(anstream::stdout(), "the relay has stopped: {counters}")?;
     Ok(())
+}
+
+/// Logs that the files of the certificate have changed, or cannot be read again.
+fn report_renewal(outcome: Result<(), TlsError>) {
+    match outcome {
+        Ok(()) => info!(target: "relay", "renewed certificate in use"),
+        Err(error) => warn!(
+            target: "relay",
+            "cannot read the certificate again: {error}; the former one stays until the files can be used, or until a restart"
+        ),
+    }
 }
 
 /// Raises the limit of open files to two sockets a pair, one for each address family, and one for

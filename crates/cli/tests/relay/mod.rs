@@ -4,15 +4,22 @@ mod idle;
 
 use crate::common::passable_folder;
 use crate::hostile::service::addresses;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
 use seikan_coordinator::Store;
+use seikan_proto::mesh::Pin;
 use seikan_tls::Certificate;
 
 fn seikan(words: &[&str]) -> Command {
@@ -172,6 +179,60 @@ fn the_printed_command_has_the_tls_port_and_pin_while_tls_is_on() {
     assert!(secret().contains(" --tls ") && !secret().contains("--pin"));
     Service::start(&plain).end();
     assert!(!secret().contains("--tls"), "{}", secret());
+}
+
+/// Shakes hands with a server; returns the reason if it does not show the certificate with this pin.
+fn shake_hands(server: SocketAddr, pin: Pin) -> Result<(), String> {
+    let config = seikan_tls::pinned(pin, &[&TLS13]).expect("a configuration");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let mut client = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut stream = TcpStream::connect(server).expect("connected");
+    while client.is_handshaking() {
+        let done = client.complete_io(&mut stream);
+        done.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_coordinator_and_a_relay_serve_a_renewed_certificate_without_a_restart() {
+    let folder = passable_folder();
+    let folder = folder.path();
+    let make = |name: &str| Certificate::own(&folder.join(name), name, &[]).expect("made");
+    let (old, new) = (make("old").pin(), make("new").pin());
+    // A folder as Kubernetes makes it: with links, of which the renewal replaces one.
+    let point_to = |name: &str| {
+        let versions = folder.join("served").join(name);
+        fs::create_dir_all(&versions).expect("a folder");
+        let file = versions.join("tls.pem");
+        fs::copy(folder.join(name).join("tls.pem"), &file).expect("copied");
+        let readable = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(&file, readable).expect("set");
+        let link = folder.join("served/link");
+        symlink(name, &link).expect("linked");
+        fs::rename(link, folder.join("served/data")).expect("renamed");
+    };
+    let file = folder.join("served/tls.pem");
+    let (mesh, relay) = (folder.join("mesh"), folder.join("relay"));
+    let given = ["--cert", text(&file), "--key", text(&file)];
+    let tls = ["--tls-listen", "127.0.0.1:0"];
+    let services = [
+        &["coordinator", "--dir", text(&mesh)][..],
+        &[&["relay", "--dir", text(&relay)], &tls[..]].concat(),
+    ];
+    fs::create_dir(folder.join("served")).expect("a folder");
+    symlink("data/tls.pem", &file).expect("linked");
+    for words in services {
+        point_to("old");
+        let service = Service::start(&[words, &["--listen", "127.0.0.1:0"], &given].concat());
+        let server = *addresses(&service.line).last().expect("an address");
+        point_to("new");
+        // The first connection makes it look, the next ones a minute later.
+        assert_eq!(shake_hands(server, new), Ok(()), "{words:?}");
+        let error = shake_hands(server, old).expect_err("the old one is gone");
+        assert!(error.contains(&new.to_string()), "{error}");
+        service.end();
+    }
 }
 
 #[test]

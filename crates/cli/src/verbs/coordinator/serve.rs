@@ -27,7 +27,7 @@ pub struct ServeArguments {
     /// Address to listen on [default: port 7443 of all addresses]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// PEM certificate chain [default: self-signed]
+    /// PEM certificate chain, read again within a minute after it was renewed [default: self-signed]
     #[arg(long, value_name = "FILE", requires = "key", value_hint = ValueHint::FilePath)]
     cert: Option<PathBuf>,
     /// PEM private key of the certificate
@@ -115,7 +115,9 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let stored = etcd::read_coordinator_settings(dir)?;
     let etcd = arguments.etcd.settings(stored.as_ref())?;
     // Confine before a store in etcd starts threads: they inherit the confinement.
-    let files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
+    let mut files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
+    let (cert, key) = (arguments.cert.as_deref(), arguments.key.as_deref());
+    files.extend(service::folders_of_certificate(cert, key));
     service::confine(dir, files)?;
     let Some(etcd) = etcd else {
         return Ok(Store::open(&dir.join(DATABASE))?);
