@@ -47,7 +47,7 @@ init() { pgrep -P "$(cat "$work/$1.nspawn")" -f systemd; }
 on() {
     local name=$1
     shift
-    nsenter -t "$(init "$name")" -m -u -i -n -p -C -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive \
+    nsenter -t "$(init "$name")" -m -u -i -n -p -C -- env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive \
         bash -ec "$*"
 }
 
