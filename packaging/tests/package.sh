@@ -53,4 +53,30 @@ on office '
 
 memory=$(on office 'ps -C seikan -o rss= | sort -n | tail -n 1')
 echo "= the larger of the two processes of an idle tunnel has $((memory / 1000)) MB resident"
+
+# Both packages, as README.md says, and the demo. Only where a machine of the test can have hosts of its own.
+on office 'apt-get purge -y seikan
+    cd /root
+    apt-get install -y --no-install-recommends ./seikan_*.deb ./seikan-lab_*.deb
+    seikan-lab --version'
+if on office '[ -c /dev/net/tun ] && unshare --net ip link add left type veth peer name right'; then
+    before=$(on office 'ip -o link; ip rule; ls /run')
+    on office 'seikan demo --seconds 1 --json' >"$work/demo.json" || log "the demo ended with a status other than 0"
+    [ "$(on office 'ip -o link; ip rule; ls /run')" = "$before" ] || fail "the demo left something behind"
+    python3 - "$work/demo.json" <<'END'
+import json, sys
+demo = json.load(open(sys.argv[1]))
+rows = {row["name"]: row for row in demo["rows"]}
+assert set(rows) == {"raw", "seikan-native", "seikan-wireguard", "seikan-gateway"}, set(rows)
+for name, row in rows.items():
+    assert row["error"] is None and row["forward_gbit_per_second"] > 0, (name, row["error"])
+print("= the demo, in Gbit/s:", ", ".join(f"{name} {row['forward_gbit_per_second']:.2f}" for name, row in rows.items()))
+problem = demo["doctor_error"]
+# Its part needs a machine that keeps up with a stream.
+assert problem is None or "while the machine has less to do" in problem, problem
+print("=", f"SKIPPED the demo's doctor: {problem}" if problem else f"the demo's doctor: {demo['doctor']['sentence']}")
+END
+else
+    echo "= SKIPPED the demo: a machine has no namespaces of its own, or no /dev/net/tun"
+fi
 halt
