@@ -2,6 +2,7 @@
 #
 #   boot NAME...        starts machines from copies of $base, all in one network: the first has 192.0.2.1, and so on
 #   on NAME COMMAND     runs a shell command in one
+#   modest NAME WHAT    asserts that an idle tunnel takes little memory there
 #   halt                stops them and removes their files
 
 log() { echo "== $*"; }
@@ -49,6 +50,14 @@ on() {
     shift
     nsenter -t "$(init "$name")" -m -u -i -n -p -C -- env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive \
         bash -ec "$*"
+}
+
+# The daemon, not its monitor. No other process of the program may run there.
+modest() {
+    local bytes most=12000000
+    bytes=$(on "$1" 'for pid in $(pgrep -x seikan); do cat "/proc/$pid/status"; done' | awk '/^VmRSS:/ && $2 > most { most = $2 } END { print most * 1024 }')
+    echo "= $2: the larger of the two processes has $(python3 -c "print(f'{$bytes / 1e6:.1f}')") MB resident, of at most $((most / 1000000))"
+    [ "$bytes" -gt 0 ] && [ "$bytes" -le $most ] || fail "more than $((most / 1000000)) MB resident"
 }
 
 running() { on "$1" 'systemctl is-system-running --wait || systemctl is-system-running | grep -q degraded'; }

@@ -16,4 +16,5 @@ on hub "$join"
 address=$(on hub 'ip -4 -o address show seikan0' | sed -n 's|.*inet \([0-9.]*\)/.*|\1|p')
 eventually 30 on laptop "ping -c 1 -W 1 $address"
 on laptop 'seikan status'
+modest laptop 'an idle member'
 halt
