@@ -4,7 +4,7 @@
 #
 #   scripts/dist-check.sh [TEST...]     root; three minutes, and two more for the first run
 #
-# TEST is a script of packaging/tests.
+# TEST is a script of packaging/tests. With OLD=DIR, the upgrade is from the packages in that folder, those of an earlier version.
 #
 # The machines, their network and their files end with it.
 set -euo pipefail
@@ -15,6 +15,10 @@ install_missing python3:python3 /usr/share/doc/python3-venv:python3-venv deboots
     rpm:rpm rpmlint:rpmlint qemu-aarch64-static:qemu-user-static podman:podman crun:crun buildah:buildah
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target/dist
+if [ -n "${OLD:-}" ]; then
+    OLD=$(realpath -e "$OLD")
+    export OLD
+fi
 [ -e "$dist/SHA256SUMS" ] || { echo "nothing in $dist: run \`make dist\` first" >&2; exit 1; }
 
 # Kept for the next run.
