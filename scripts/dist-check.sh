@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what `make dist` built as a user would, in minimal Debian machines without a compiler, and tests it: the archive,
-# the packages with real units under systemd, upgrade and removal, the container image, and the program for aarch64 under QEMU.
+# the packages with real units under systemd, upgrade and removal, the container image, the program for aarch64 under QEMU, and the
+# workflow of a release.
 #
 #   scripts/dist-check.sh [TEST...]     root; three minutes, and two more for the first run
 #
@@ -11,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
 [ "$(id -u)" = 0 ] || { echo "machines of their own need root" >&2; exit 1; }
-install_missing python3:python3 /usr/share/doc/python3-venv:python3-venv debootstrap:debootstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring unshare:util-linux systemd-nspawn:systemd-container ip:iproute2 lintian:lintian \
+install_missing python3:python3 jq:jq /usr/share/doc/python3-venv:python3-venv debootstrap:debootstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring unshare:util-linux systemd-nspawn:systemd-container ip:iproute2 lintian:lintian \
     rpm:rpm rpmlint:rpmlint qemu-aarch64-static:qemu-user-static podman:podman crun:crun buildah:buildah
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target/dist

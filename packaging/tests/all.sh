@@ -9,7 +9,7 @@ mkdir -p /run/netns /dev/net
 ip link set lo up
 . ./machines.sh
 
-tests=(archive aarch64 manifests rpm package upgrade removal mesh managers image)
+tests=(workflow archive aarch64 manifests rpm package upgrade removal mesh managers image)
 [ $# = 0 ] || tests=("$@")
 for test in "${tests[@]}"; do
     began=$SECONDS
