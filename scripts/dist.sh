@@ -225,6 +225,10 @@ check_packages() {
     for file in packaging/systemd/* packaging/sysusers.d/*; do
         cmp "$file" "$root/usr/lib/${file#packaging/}" 2>/dev/null || cmp "$file" "$root/usr/lib/systemd/system/${file##*/}"
     done
+    cmp packaging/networkd/10-seikan.conf "$root/usr/lib/systemd/networkd.conf.d/10-seikan.conf"
+    cmp packaging/networkd/10-seikan.network "$root/usr/lib/systemd/network/10-seikan.network"
+    cmp packaging/networkmanager/10-seikan.conf "$root/usr/lib/NetworkManager/conf.d/10-seikan.conf"
+    check_networkmanager "$root/usr/lib/NetworkManager/conf.d/10-seikan.conf"
     for file in prometheus/seikan.rules.yaml grafana/seikan.json; do
         cmp "packaging/$file" "$root/usr/share/seikan/$file"
     done
@@ -239,6 +243,22 @@ check_packages() {
     [ -s "$root/usr/share/man/man1/seikan-up.1.gz" ]
     [ -s "$root/usr/share/man/man1/seikan-lab.1.gz" ]
     echo "packages: $(find "$root" -type f | wc -l) files, $(stat -c %s "$dist"/seikan_*_amd64.deb) bytes of deb"
+}
+
+# check_networkmanager FILE: no test has a NetworkManager, which ignores a key that it does not know. NetworkManager.conf(5): a file
+# of GLib's kind, whose keys end in + to add to a list; a name may have * and ?.
+check_networkmanager() {
+    python3 - "$1" <<'END'
+import configparser, fnmatch, sys
+file = configparser.RawConfigParser(delimiters="=", comment_prefixes="#", strict=True)
+file.optionxform = str
+file.read_string(open(sys.argv[1]).read())
+assert file.sections() == ["keyfile"] and list(file["keyfile"]) == ["unmanaged-devices+"], {name: dict(file[name]) for name in file.sections()}
+kinds, patterns = zip(*(device.split(":", 1) for device in file["keyfile"]["unmanaged-devices+"].split(";")))
+assert set(kinds) == {"interface-name"}, kinds
+for name, unmanaged in (("seikan0", True), ("seikan12", True), ("eth0", False), ("myseikan", False)):
+    assert any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) == unmanaged, (name, patterns)
+END
 }
 
 # The packages for aarch64 have the same files as those for x86-64, and another program.
