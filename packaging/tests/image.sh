@@ -68,8 +68,8 @@ SEIKAN_TOKEN=$(echo "$join" | grep -o 'skt_[^ ]*')
 export SEIKAN_TOKEN
 eventually 10 engine exec relay /usr/bin/seikan relay secret
 for name in hub pod; do
-    run member-$name $name "${member[@]}" --env SEIKAN_TOKEN --volume config-$name:/etc/seikan --volume state-$name:/var/lib/seikan -- \
-        join https://192.0.2.1:7443 --pin "$pin" --name $name --foreground
+    run member-$name $name --hostname $name "${member[@]}" --env SEIKAN_TOKEN --volume config-$name:/etc/seikan --volume state-$name:/var/lib/seikan -- \
+        join https://192.0.2.1:7443 --pin "$pin" --foreground
 done
 eventually 30 ip -n hub -4 -o address show seikan0
 address=$(ip -n hub -4 -o address show seikan0 | sed -n 's|.*inet \([0-9.]*\)/.*|\1|p')

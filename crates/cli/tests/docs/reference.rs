@@ -79,7 +79,7 @@ JSON Schemas (draft 2020-12) describe each field of each output, with units. A p
 `coordinator-policy-explain.json`. `seikan ping` prints one value per line. Any validator takes them, such as
 [check-jsonschema](https://check-jsonschema.readthedocs.io):
 
-<!-- not run: tested by `make dist-check` -->
+<!-- not run: dist-check: package.sh -->
 ```sh
 pipx install check-jsonschema
 sudo seikan status --json >status.json
