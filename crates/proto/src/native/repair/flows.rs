@@ -2,7 +2,8 @@
 //! its own flow.
 //!
 //! It is unknown to which flows the segments of a lost record belong. But if a segment starts where
-//! the last segment of its flow ended, no earlier segment of that flow is missing.
+//! the last segment of its flow ended, no earlier segment of that flow is missing. Segments of one
+//! flow never overtake each other.
 
 use seikan_wire::ip::IpPacket;
 use seikan_wire::tcp;
@@ -39,37 +40,69 @@ impl Segment {
     }
 }
 
-/// The next sequence number of each flow.
+/// The next sequence number of each flow, and which flows wait.
 #[derive(Debug, Default)]
 pub struct Flows {
-    /// The hash of a flow and the sequence number of its next byte; empty, or [`FLOWS`] entries.
-    next: Vec<(u64, u32)>,
+    /// Empty, or [`FLOWS`] entries.
+    known: Vec<Flow>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    hash: u64,
+    /// Sequence number of the next byte.
+    next: u32,
+    /// Counter of the newest record with a segment of this flow that was held back.
+    held: Option<u64>,
 }
 
 impl Flows {
-    /// Returns whether no earlier segment of the same flow is missing.
-    pub fn is_due(&self, segment: &Segment) -> bool {
-        let known = self.next.get(segment.flow as usize % FLOWS);
+    /// Returns whether no earlier segment of the same flow is missing, and none is held back, if
+    /// records from the counter `edge` on are. A repeat has to wait for these as well: TCP would
+    /// take them for lost, because a later transmission has arrived before them (RACK, RFC 8985).
+    pub fn is_due(&self, segment: &Segment, edge: u64) -> bool {
+        let known = self.known.get(segment.flow as usize % FLOWS);
         segment.syn
-            || known.is_some_and(|(flow, next)| {
-                *flow == segment.flow && !is_after(segment.start, *next)
+            || known.is_some_and(|flow| {
+                flow.hash == segment.flow
+                    && !is_after(segment.start, flow.next)
+                    && flow.held.is_none_or(|counter| counter < edge)
             })
+    }
+
+    /// Records that a segment in the record with this counter is held back.
+    pub fn held(&mut self, segment: &Segment, counter: u64) {
+        let known = self.known.get_mut(segment.flow as usize % FLOWS);
+        if let Some(flow) = known.filter(|flow| flow.hash == segment.flow) {
+            flow.held = flow.held.max(Some(counter));
+        }
     }
 
     /// Records a delivered segment.
     pub fn delivered(&mut self, segment: &Segment) {
-        if self.next.is_empty() {
-            self.next = vec![(0, 0); FLOWS];
+        if self.known.is_empty() {
+            self.known = vec![Flow::default(); FLOWS];
         }
-        let known = &mut self.next[segment.flow as usize % FLOWS];
-        if known.0 != segment.flow || segment.syn || is_after(segment.end, known.1) {
-            *known = (segment.flow, segment.end);
+        let flow = &mut self.known[segment.flow as usize % FLOWS];
+        if flow.hash != segment.flow || segment.syn {
+            *flow = Flow {
+                hash: segment.flow,
+                next: segment.end,
+                held: None,
+            };
+        } else if is_after(segment.end, flow.next) {
+            flow.next = segment.end;
         }
+    }
+
+    /// Nothing is held back any more: counters begin anew.
+    pub fn release(&mut self) {
+        self.known.iter_mut().for_each(|flow| flow.held = None);
     }
 
     /// Forgets all flows.
     pub fn clear(&mut self) {
-        self.next = Vec::new();
+        self.known = Vec::new();
     }
 }
 
@@ -94,15 +127,27 @@ mod tests {
     #[test]
     fn a_segment_is_due_where_its_flow_continues() {
         let mut flows = Flows::default();
-        assert!(!flows.is_due(&segment(1, 100, 10)), "nothing is known");
+        assert!(!flows.is_due(&segment(1, 100, 10), 0), "nothing is known");
         flows.delivered(&segment(1, u32::MAX - 4, 10));
-        assert!(flows.is_due(&segment(1, 5, 10)));
-        assert!(flows.is_due(&segment(1, u32::MAX - 4, 10)), "a repeat");
-        assert!(!flows.is_due(&segment(1, 6, 10)), "a byte is missing");
-        assert!(!flows.is_due(&segment(2, 5, 10)), "another flow");
+        assert!(flows.is_due(&segment(1, 5, 10), 0));
+        assert!(flows.is_due(&segment(1, u32::MAX - 4, 10), 0), "a repeat");
+        assert!(!flows.is_due(&segment(1, 6, 10), 0), "a byte is missing");
+        assert!(!flows.is_due(&segment(2, 5, 10), 0), "another flow");
         // A late segment does not move its flow back.
         flows.delivered(&segment(1, u32::MAX - 4, 3));
-        assert!(flows.is_due(&segment(1, 5, 10)));
+        assert!(flows.is_due(&segment(1, 5, 10), 0));
+    }
+
+    #[test]
+    fn a_repeat_waits_for_segments_that_are_held_back() {
+        let mut flows = Flows::default();
+        flows.delivered(&segment(1, 100, 10));
+        flows.held(&segment(1, 120, 10), 7);
+        assert!(!flows.is_due(&segment(1, 100, 10), 7));
+        assert!(!flows.is_due(&segment(1, 110, 10), 7));
+        assert!(flows.is_due(&segment(1, 100, 10), 8), "all are released");
+        flows.release();
+        assert!(flows.is_due(&segment(1, 100, 10), 0));
     }
 
     #[test]
@@ -113,10 +158,10 @@ mod tests {
             syn: true,
             ..segment(1, 7, 1)
         };
-        assert!(flows.is_due(&syn));
+        assert!(flows.is_due(&syn, 0));
         flows.delivered(&syn);
-        assert!(flows.is_due(&segment(1, 8, 10)));
-        assert!(!flows.is_due(&segment(1, 1010, 10)));
+        assert!(flows.is_due(&segment(1, 8, 10), 0));
+        assert!(!flows.is_due(&segment(1, 1010, 10), 0));
     }
 
     #[test]
@@ -125,8 +170,8 @@ mod tests {
         for flow in 0..10_000 {
             flows.delivered(&segment(flow, 0, 1));
         }
-        assert_eq!(flows.next.len(), FLOWS);
-        assert!(!flows.is_due(&segment(1, 1, 1)), "another has its place");
-        assert!(flows.is_due(&segment(9_999, 1, 1)));
+        assert_eq!(flows.known.len(), FLOWS);
+        assert!(!flows.is_due(&segment(1, 1, 1), 0), "another has its place");
+        assert!(flows.is_due(&segment(9_999, 1, 1), 0));
     }
 }

@@ -314,9 +314,14 @@ impl Receiver {
             (Part::Ordered, segment) => segment.is_some() && selection.passed & bit == 0,
             // Segments behind records that are ready must not overtake them.
             (Part::Unordered, Some(segment)) => {
-                let due = bit != 0 && self.is_held(record) && self.flows.is_due(&segment);
-                selection.passed |= if due { bit } else { 0 };
-                selection.waits |= !due;
+                let due =
+                    bit != 0 && self.is_held(record) && self.flows.is_due(&segment, self.edge);
+                if due {
+                    selection.passed |= bit;
+                } else {
+                    selection.waits = true;
+                    self.flows.held(&segment, record.counter);
+                }
                 due
             }
         };
@@ -440,6 +445,7 @@ impl Receiver {
 
     fn start(&mut self, record: Record, number: u64, now: Instant) {
         self.flush(now);
+        self.flows.release();
         self.started = self.session.is_none();
         self.session = Some((record.session, number));
         // The first record of a session may be missing, but a peer may also start anywhere.
