@@ -501,7 +501,7 @@ impl Receiver {
             HOLD
         };
         if let Some(Verdict::Overflow { earlier }) = verdict {
-            self.lose_in_queue(earlier, now + patience);
+            self.lose_in_queue(earlier, now);
         }
         if congestion {
             // Nor for a random loss just before: TCP slows down anyway. All that is held would be
@@ -525,18 +525,17 @@ impl Receiver {
         }
     }
 
-    /// Marks the newest `count` missing records that are waited for beyond `latest` as lost in a
-    /// full queue, and shortens their wait to `latest`.
-    fn lose_in_queue(&mut self, count: u32, latest: Instant) {
+    /// Marks the newest `count` missing records that are waited for as lost in a full queue.
+    fn lose_in_queue(&mut self, count: u32, now: Instant) {
         let states = self.slots.iter_mut().rev().map(|slot| &mut slot.state);
-        let waited_for = states.filter(|state| {
-            matches!(state, SlotState::Missing { until, congestion: false } if *until > latest)
+        let waited_for = states.filter_map(|state| match state {
+            SlotState::Missing { until, congestion } if *until > now && !*congestion => {
+                Some(congestion)
+            }
+            _ => None,
         });
-        for state in waited_for.take(count as usize) {
-            *state = SlotState::Missing {
-                until: latest,
-                congestion: true,
-            };
+        for congestion in waited_for.take(count as usize) {
+            *congestion = true;
         }
     }
 
@@ -1109,9 +1108,10 @@ mod tests {
         receive(2, Some(Verdict::Random), 5);
         receive(4, Some(Verdict::Congestion), 5);
         receive(7, Some(Verdict::Overflow { earlier: 1 }), 6);
-        assert_eq!(ready(&mut receiver, 8), []);
-        let expected = [2, 4, 7].map(|counter| (counter, Part::Ordered));
-        assert_eq!(ready(&mut receiver, 9), expected);
+        assert_eq!(ready(&mut receiver, 7), []);
+        let expected = [2, 4].map(|counter| (counter, Part::Ordered));
+        assert_eq!(ready(&mut receiver, 8), expected);
+        assert_eq!(ready(&mut receiver, 9), [(7, Part::Ordered)]);
     }
 
     #[test]
