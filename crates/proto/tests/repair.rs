@@ -293,24 +293,24 @@ fn segments_wait_for_a_lost_one_of_their_own_flow_only() {
 
 /// TCP takes a segment for lost if one that was sent later arrives first (RACK, RFC 8985).
 #[test]
-fn a_repeat_does_not_overtake_segments_that_wait() {
+fn an_earlier_segment_does_not_overtake_segments_that_wait() {
     let flow = Flow::tcp(0);
     let mut world = world(true, lossy(0.0), 8);
     let send = |world: &mut World, number: u64| {
         world.send(0, &[flow.segments(number * 1000, 1000, 1000)]);
     };
-    send(&mut world, 0);
+    send(&mut world, 1);
     world.run(Duration::from_secs(1));
     world.take_delivered(1);
     world.links[0].path.down = true;
-    send(&mut world, 1);
-    world.links[0].path.down = false;
     send(&mut world, 2);
+    world.links[0].path.down = false;
+    send(&mut world, 3);
     send(&mut world, 0);
     world.run(Duration::from_secs(1));
     let order: Vec<u64> = segments(&world.take_delivered(1))
         .into_iter()
         .map(|(start, _)| start)
         .collect();
-    assert_eq!(order, [1000, 2000, 0]);
+    assert_eq!(order, [2000, 3000, 0]);
 }
