@@ -57,7 +57,7 @@ pub(super) fn check(
     check_native(interface, protocol, overrides, reporter);
     check_identities(interface, &draft.peers, reporter);
     check_allowed_ips(interface, &draft.peers, reporter);
-    check_reach(interface, &draft.peers, reporter);
+    check_reach(draft, reporter);
     check_mesh(interface, reporter);
     let gateway = gateway::check(draft, name.as_ref().ok(), reporter);
     Some(Config {
@@ -390,25 +390,76 @@ fn check_allowed_ips(interface: &Interface, peers: &[Peer], reporter: &mut Repor
     }
 }
 
-/// Checks that one side can reach the other first.
-fn check_reach(interface: &Interface, peers: &[Peer], reporter: &mut Reporter<'_>) {
-    let port = &interface.listen_port;
-    let no_port = match port.last() {
-        Some(port) => port.value == 0,
-        None => !port.is_given(),
+/// Checks for each peer that a side can begin a session: this side, if it knows the peer's endpoint,
+/// or the peer, if this side has a port that the peer can know.
+fn check_reach(draft: &Draft, reporter: &mut Reporter<'_>) {
+    let (interface, peers) = (&draft.interface, &draft.peers);
+    let has_port = match interface.listen_port.last() {
+        Some(port) => port.value != 0,
+        None => interface.listen_port.is_given(),
     };
-    let nobody = peers.iter().all(|peer| !peer.endpoint.is_given());
-    if let Some(peer) = peers.first()
-        && interface.site.line != 0
-        && nobody
-        && no_port
-    {
-        let endpoint = reporter.name(peer.endpoint.spec);
-        let port = reporter.name(port.spec);
-        reporter.warn(Site::FILE, format!(
-            "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
-        ), format!("add an `{endpoint}` to a peer, or a fixed `{port}`"));
+    let Some(first) = peers.first() else {
+        return;
+    };
+    if interface.site.line == 0 || has_port {
+        return;
     }
+    let endpoint = reporter.name(first.endpoint.spec);
+    let port = reporter.name(interface.listen_port.spec);
+    let unknown = peers.iter().filter(|peer| !peer.endpoint.is_given());
+    if unknown.clone().count() == peers.len() {
+        reporter.warn(
+            Site::FILE,
+            format!(
+                "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
+            ),
+            format!("add an `{endpoint}` to a peer, or a fixed `{port}`"),
+        );
+    } else {
+        unknown.for_each(|peer| {
+            reporter.warn(
+                peer.site,
+                format!(
+                    "this peer has no `{endpoint}` and there is no `{port}`: neither side can find the other"
+                ),
+                format!("add its `{endpoint}`, or a fixed `{port}`"),
+            );
+        });
+    }
+    note_silence(draft, reporter);
+}
+
+/// Notes that a NAT or firewall here ends the path of a peer in a silence, so that the peer cannot
+/// begin. Many clients need no more, so the file gets one note. It leaves out members of a mesh,
+/// which keep their paths open, and gateways, whose devices send.
+fn note_silence(draft: &Draft, reporter: &mut Reporter<'_>) {
+    let interface = &draft.interface;
+    if interface.coordinator.is_given() || draft.gateway.site.line != 0 {
+        return;
+    }
+    let is_silent = |peer: &&Peer| {
+        let keepalive = &peer.persistent_keepalive;
+        let is_off = keepalive.last().is_some_and(|at| at.value.is_none());
+        peer.endpoint.is_given() && (is_off || !keepalive.is_given())
+    };
+    let mut silent = draft.peers.iter().filter(is_silent);
+    let Some(peer) = silent.next() else {
+        return;
+    };
+    let others = match silent.count() {
+        0 => String::new(),
+        1 => " and another one".to_owned(),
+        count => format!(" and {count} others"),
+    };
+    let port = reporter.name(interface.listen_port.spec);
+    let name = reporter.name(peer.persistent_keepalive.spec);
+    reporter.note(
+        peer.site,
+        format!(
+            "this peer{others} may be unable to begin after a silence: there is no `{port}` and no `{name}`"
+        ),
+        format!("add `{name} = 25` if the peer has to begin and a NAT or firewall is on this side"),
+    );
 }
 
 /// Completes a peer; `None` if something is missing.

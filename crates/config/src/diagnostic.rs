@@ -23,6 +23,8 @@ pub enum Severity {
     Error,
     /// The file can be used, but is probably wrong.
     Warning,
+    /// The file can be used and may be right; it has a consequence that not everybody knows.
+    Note,
 }
 
 /// One diagnostic.
@@ -92,6 +94,7 @@ impl Diagnostic {
         let label = match self.severity {
             Severity::Error => paint(RED, "error"),
             Severity::Warning => paint(YELLOW, "warning"),
+            Severity::Note => paint(BLUE, "note"),
         };
         let message = paint(BOLD, &format!(": {}", self.message));
         let number = self.line.map(|n| n.to_string()).unwrap_or_default();
@@ -136,6 +139,12 @@ impl Diagnostics {
                 diagnostic.excerpt = Some(by.to_owned());
             }
         }
+    }
+
+    /// Returns the diagnostics without notes, which belong to a check and not to a start.
+    pub fn without_notes(mut self) -> Self {
+        self.0.retain(|d| d.severity != Severity::Note);
+        self
     }
 
     /// Returns whether there are no diagnostics.

@@ -44,8 +44,8 @@ pub(super) struct Reporter<'a> {
     /// Offsets of the starts of lines.
     starts: Vec<usize>,
     hidden: HashSet<usize>,
-    /// Numbers of errors and of warnings that were not kept, by [`Severity`].
-    left_out: [usize; 2],
+    /// Numbers of errors, warnings and notes that were not kept, by [`Severity`].
+    left_out: [usize; 3],
     diagnostics: Diagnostics,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Reporter<'a> {
             text,
             starts: std::iter::once(0).chain(ends).collect(),
             hidden: HashSet::new(),
-            left_out: [0; 2],
+            left_out: [0; 3],
             diagnostics: Diagnostics::default(),
         }
     }
@@ -91,6 +91,11 @@ impl<'a> Reporter<'a> {
     /// Warns. The message about a key follows its name: "`Key` ...".
     pub fn warn(&mut self, site: Site, message: impl Display, help: impl Into<String>) {
         self.about_key(Severity::Warning, site, &message, help.into());
+    }
+
+    /// Notes a consequence. The message about a key follows its name: "`Key` ...".
+    pub fn note(&mut self, site: Site, message: impl Display, help: impl Into<String>) {
+        self.about_key(Severity::Note, site, &message, help.into());
     }
 
     fn about_key(&mut self, severity: Severity, site: Site, message: &dyn Display, help: String) {
@@ -167,11 +172,11 @@ impl<'a> Reporter<'a> {
     pub fn finish(mut self) -> Diagnostics {
         self.diagnostics.sort();
         let severity = match self.left_out {
-            [0, 0] => return self.diagnostics,
-            [0, _] => Severity::Warning,
+            [0, 0, _] => return self.diagnostics,
+            [0, _, _] => Severity::Warning,
             _ => Severity::Error,
         };
-        let [errors, warnings] = self.left_out;
+        let [errors, warnings, _] = self.left_out;
         let message = format!("{errors} more errors and {warnings} more warnings are not shown");
         let finding = Diagnostic::new(severity, self.file, message);
         self.diagnostics

@@ -59,7 +59,9 @@ pub struct Report<'a> {
     errors: usize,
     /// Number of warnings.
     warnings: usize,
-    /// Errors and warnings, ordered by line.
+    /// Number of notes.
+    notes: usize,
+    /// Errors, warnings and notes, ordered by line.
     diagnostics: &'a Diagnostics,
 }
 
@@ -134,6 +136,7 @@ fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
         usable: config.is_some(),
         errors: diagnostics.count(Severity::Error),
         warnings: diagnostics.count(Severity::Warning),
+        notes: diagnostics.count(Severity::Note),
         diagnostics: &diagnostics,
     };
     if arguments.json {
@@ -151,10 +154,11 @@ fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Returns the last line of the output.
 fn summary(report: &Report<'_>, config: Option<&Config>) -> String {
-    let warnings = match report.warnings {
+    let rest = |count, noun| match count {
         0 => String::new(),
-        count => format!(", {}", counted(count, "warning")),
+        count => format!(", {}", counted(count, noun)),
     };
+    let warnings = rest(report.warnings, "warning") + &rest(report.notes, "note");
     match config {
         Some(config) => {
             let gateway = config.gateway.as_ref().map(|gateway| {

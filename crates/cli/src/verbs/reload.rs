@@ -52,7 +52,7 @@ pub struct Arguments {
 /// Compares the file with the running tunnel, and applies the differences.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let parsed = seikan_config::load(&arguments.target, &Overrides::default());
-    output::diagnostics(&parsed.diagnostics);
+    output::diagnostics(&parsed.diagnostics.without_notes());
     let Some(mut config) = parsed.config else {
         return Ok(ExitCode::FAILURE);
     };

@@ -150,7 +150,7 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
     let parsed = seikan_config::load(&arguments.target, &overrides);
     // The starting process has printed warnings already.
     if !arguments.detached || parsed.config.is_none() {
-        output::diagnostics(&parsed.diagnostics);
+        output::diagnostics(&parsed.diagnostics.without_notes());
     }
     Ok(parsed.config.zip(parsed.path))
 }

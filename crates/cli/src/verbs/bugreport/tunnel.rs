@@ -133,7 +133,7 @@ impl Tunnel {
             let json = json.map(|json| Content::Log(json + "\n"));
             report.add(
                 self.part("check.json"),
-                "errors and warnings of `seikan check`",
+                "errors, warnings and notes of `seikan check`",
                 json.map_err(Into::into),
             );
         }
