@@ -13,6 +13,7 @@ mod logging;
 mod manager;
 mod output;
 mod overrides;
+mod permission;
 mod recording;
 #[cfg(test)]
 mod schema;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 use seikan_ui::screen;
 
 fn main() -> ExitCode {
+    permission::remember_user();
     match cli::parse().run() {
         Ok(code) => code,
         Err(error) => {

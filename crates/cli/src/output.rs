@@ -2,13 +2,24 @@
 
 use std::io::{self, Write};
 
-use seikan_config::{Diagnostic, Diagnostics};
-pub use seikan_ui::output::{colours, counted, error, print_json, stdout};
+use seikan_config::{Diagnostic, Diagnostics, Severity};
+pub use seikan_ui::output::{colours, counted, print_json, stdout};
 
-/// Prints diagnostics of a configuration.
+use crate::permission;
+
+/// Prints an error and its causes. After a lack of rights, also the command that has them.
+pub fn error(error: &anyhow::Error) {
+    seikan_ui::output::error(error);
+    permission::advise(&format!("{error:#}"), true);
+}
+
+/// Prints diagnostics of a configuration. If a file cannot be read, also the command that can.
 pub fn diagnostics(diagnostics: &Diagnostics) {
     if !diagnostics.is_empty() {
         let _ = writeln!(io::stderr(), "{}", diagnostics.render(colours()));
+    }
+    for fault in diagnostics.iter().filter(|d| d.severity == Severity::Error) {
+        permission::advise(&fault.message, false);
     }
 }
 

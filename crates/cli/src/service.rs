@@ -93,16 +93,21 @@ fn refusal(directory: &Path, error: OwnerError) -> anyhow::Error {
     )
 }
 
-/// Returns a command line for a shell, without the value of `--secret`.
-fn shown_command(words: impl Iterator<Item = String>) -> String {
+/// Options whose values are secrets.
+const SECRETS: [&str; 2] = ["--secret", "--token"];
+
+/// Returns a command line for a shell, without the values of [`SECRETS`].
+pub fn shown_command(words: impl Iterator<Item = String>) -> String {
     let mut shown = Vec::new();
     let mut hide = false;
     for word in words {
-        let value_follows = word == "--secret";
+        let value_follows = SECRETS.contains(&word.as_str());
         if std::mem::replace(&mut hide, value_follows) {
             shown.push("...".to_owned());
-        } else if word.starts_with("--secret=") {
-            shown.push("--secret=...".to_owned());
+        } else if let Some((name, _)) = word.split_once('=')
+            && SECRETS.contains(&name)
+        {
+            shown.push(format!("{name}=..."));
         } else {
             shown.push(quoted(&word));
         }
@@ -272,6 +277,10 @@ mod tests {
         assert_eq!(
             shown(&["seikan", "--secret", "north", "--secret=north", "x"]),
             "seikan --secret ... --secret=... x"
+        );
+        assert_eq!(
+            shown(&["seikan", "--token", "skt_a", "--token=skt_a", "x=y"]),
+            "seikan --token ... --token=... x=y"
         );
     }
 }

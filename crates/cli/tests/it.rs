@@ -20,6 +20,7 @@ mod mesh;
 mod monitoring;
 mod openwrt;
 mod overload;
+mod permission;
 mod relay;
 mod report;
 mod roaming;
