@@ -15,7 +15,8 @@
 //! - While IPv4 is in use directly, IPv6 is checked for a few rounds and preferred if it is no
 //!   slower: IPv6 has no NAT that could drop the mapping.
 //! - If nothing has returned [`PATIENCE`] after a packet was sent, the path in use is checked. At
-//!   [`SILENCE`] it counts as lost, and all others are tried.
+//!   [`SILENCE`] it counts as lost, and all others are tried. If the kernel refuses to send over it, it
+//!   counts as lost after [`REFUSAL`].
 //!
 //! This is a pure state machine without I/O. For a peer with a single address it keeps no state and
 //! sends nothing.
@@ -38,6 +39,9 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// Time from an unanswered packet until the path in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// Time for which the kernel refuses to send over the path in use until it counts as lost. An address
+/// or a route that is being replaced is gone for a moment.
+pub const REFUSAL: Duration = Duration::from_millis(200);
 /// Maximum number of outstanding checks of one candidate.
 const MAX_CHECKS: usize = 16;
 /// Age at which an outstanding check expires.
@@ -163,6 +167,8 @@ pub struct Paths {
     allowed_rounds: TokenBucket<16, 1000>,
     /// The oldest packet without an answer on the path in use.
     unanswered: Option<Unanswered>,
+    /// The kernel refused the last datagram over the path in use.
+    refusal: Option<Refusal>,
     /// The path in use counts as lost, until something arrives over it or another one is taken.
     lost: bool,
     /// An initiation went over all other paths since the path in use was lost.
@@ -199,6 +205,14 @@ struct PunchWindow {
 struct Unanswered {
     since: Instant,
     ask_at: Instant,
+}
+
+/// A refusal of the kernel to send over the path in use.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    address: SocketAddr,
+    /// When [`Paths::due`] first saw it.
+    since: Option<Instant>,
 }
 
 /// An action that is due.
@@ -631,12 +645,26 @@ impl Paths {
         self.last_call = Some(now);
     }
 
-    /// The kernel refused to send to this address.
-    pub fn refused(&mut self, address: SocketAddr) {
+    /// The kernel refused to send to this address. Returns whether [`Self::due`] has work to do because
+    /// `used`, the path in use, has it.
+    pub fn refused(&mut self, address: SocketAddr, used: Option<SocketAddr>) -> bool {
         if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == address) {
             candidate.state = CheckState::NoRoute;
             candidate.checks.clear();
         }
+        let is_known = self.refusal.is_some_and(|known| known.address == address);
+        let has_other = self.candidates.iter().any(|c| c.address != address);
+        let is_new = used == Some(address) && !self.lost && !is_known && has_other;
+        if is_new {
+            let since = None;
+            self.refusal = Some(Refusal { address, since });
+        }
+        is_new
+    }
+
+    /// The kernel sent a datagram over the path in use.
+    pub fn accepted(&mut self) {
+        self.refusal = None;
     }
 
     /// A handshake completed over the path in use, or another path was taken.
@@ -648,6 +676,7 @@ impl Paths {
 
     fn answered(&mut self) {
         self.unanswered = None;
+        self.refusal = None;
         self.lost = false;
         self.punching = None;
     }
@@ -661,7 +690,12 @@ impl Paths {
         let round = self.next_round.filter(|_| self.is_checking(used));
         let round = round.map(|at| at.max(self.allowed_rounds.available_at()));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
-        round.into_iter().chain(ask).min()
+        let refusal = self.refusal.filter(|refusal| refusal.address == used);
+        let refusal = refusal.map(|refusal| {
+            let since = refusal.since;
+            since.map_or(Instant::BOOT, |since| since + REFUSAL)
+        });
+        round.into_iter().chain(ask).chain(refusal).min()
     }
 
     /// Returns the actions that are due. `used` is the path in use.
@@ -697,16 +731,7 @@ impl Paths {
             && unanswered.ask_at <= now
         {
             if now.duration_since(unanswered.since) >= SILENCE {
-                self.unanswered = None;
-                if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
-                    candidate.state = CheckState::Silent;
-                }
-                self.ipv6_lost |= used.is_ipv6() && !is_forwarder(used);
-                // Only once: the handshake that follows is repeated by its own timer.
-                if !std::mem::replace(&mut self.lost, true) {
-                    self.tried_without_lost = false;
-                    due.push(Due::Lost);
-                }
+                due.extend(self.lose(used, CheckState::Silent));
             } else {
                 unanswered.ask_at = now + ASK_EVERY;
                 let since = unanswered.since;
@@ -721,7 +746,29 @@ impl Paths {
                 }
             }
         }
+        if let Some(refusal) = &mut self.refusal
+            && refusal.address == used
+        {
+            let since = *refusal.since.get_or_insert(now);
+            if now.duration_since(since) >= REFUSAL {
+                due.extend(self.lose(used, CheckState::NoRoute));
+            }
+        }
         due
+    }
+
+    /// The path in use counts as lost from now on, for a reason that the state of its candidate shows.
+    fn lose(&mut self, used: SocketAddr, state: CheckState) -> Option<Due> {
+        self.unanswered = None;
+        self.refusal = None;
+        if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
+            candidate.state = state;
+        }
+        self.ipv6_lost |= used.is_ipv6() && !is_forwarder(used);
+        // Only once: the handshake that follows is repeated by its own timer.
+        let is_new = !std::mem::replace(&mut self.lost, true);
+        self.tried_without_lost &= !is_new;
+        is_new.then_some(Due::Lost)
     }
 
     /// Whether candidates are being checked: better ones while a relay is in use, preferred ones

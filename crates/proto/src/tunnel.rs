@@ -571,6 +571,7 @@ impl Tunnel {
             .peer
             .and_then(|id| self.peers.get_mut(id.0 as usize)?.as_mut());
         let reason = result.err().map(|stopped| stopped.reason);
+        let mut is_due = reason == Some(DropReason::SendTooLarge);
         let mut nobody = SentBatches::default();
         let (counters, batches) = match peer {
             Some(peer) => {
@@ -581,7 +582,10 @@ impl Tunnel {
                     Some(DropReason::SendTooLarge) if in_use => {
                         peer.path.mtu.too_large(run.segment_size)
                     }
-                    Some(DropReason::SendRefused) => peer.paths.refused(address),
+                    Some(DropReason::SendRefused) => {
+                        is_due |= peer.paths.refused(address, peer.path.endpoint);
+                    }
+                    None if in_use => peer.paths.accepted(),
                     _ => {}
                 }
                 let batches = if in_use {
@@ -606,10 +610,8 @@ impl Tunnel {
         counters
             .outbound
             .leave(packets, bytes, result.map_err(part));
-        if reason == Some(DropReason::SendTooLarge)
-            && let Some(id) = run.peer
-        {
-            // The search for a smaller size continues at once.
+        if is_due && let Some(id) = run.peer {
+            // The search for a smaller size, or for another path, continues at once.
             self.reschedule(id, Instant::BOOT, Instant::BOOT);
         }
     }

@@ -517,7 +517,7 @@ fn a_candidate_that_does_not_answer_is_silent() {
 fn a_candidate_without_a_route_is_tried_again() {
     let mut paths = paths();
     checks(&mut paths, relay(1), at(0));
-    paths.refused(direct(1));
+    paths.refused(direct(1), None);
     assert_eq!(paths.candidates()[0].state, CheckState::NoRoute);
     checks(&mut paths, relay(1), at(200));
     assert_eq!(paths.candidates()[0].state, CheckState::Checking);
@@ -581,7 +581,7 @@ fn the_initiator_follows_the_peer_again_after_a_second() {
 fn ipv6_without_a_route_is_not_preferred() {
     let mut paths = both_families();
     assert_eq!(checks(&mut paths, direct(1), at(0)).len(), 2);
-    paths.refused(direct6());
+    paths.refused(direct6(), None);
     assert_eq!(checks(&mut paths, direct(1), at(200)), []);
 }
 
@@ -651,7 +651,7 @@ fn any_candidate_that_answers_replaces_a_lost_path() {
 fn a_check_refused_by_the_kernel_is_not_outstanding() {
     let mut paths = paths();
     let round = checks(&mut paths, relay(1), at(0));
-    paths.refused(direct(1));
+    paths.refused(direct(1), None);
     let taken = paths.acknowledged(round[0].0, Some(relay(1)), true, at(10));
     assert_eq!(taken, None);
 }
@@ -778,4 +778,49 @@ fn another_address_of_the_peer_ends_a_pause_of_punching() {
     assert!(!paths.may_punch(at(21_000), true));
     paths.set_signalled(&[outer, inner, direct(9)]);
     assert!(paths.may_punch(at(21_000), true));
+}
+
+#[test]
+fn a_path_in_use_that_the_kernel_refuses_is_lost_without_a_silence() {
+    let mut paths = both_families();
+    let used = direct(1);
+    paths.sent(at(5000));
+    assert!(paths.refused(used, Some(used)));
+    assert_eq!(paths.next_wakeup(Some(used)), Some(Instant::BOOT));
+    assert!(!due(&mut paths, used, at(5000)).contains(&Due::Lost));
+    // Further ones do not postpone it.
+    assert!(!paths.refused(used, Some(used)));
+    assert!(!due(&mut paths, used, at(5199)).contains(&Due::Lost));
+    assert!(due(&mut paths, used, at(5200)).contains(&Due::Lost));
+    assert!(paths.is_lost() && paths.leaves_out_lost());
+    // Once, until something arrives over it.
+    assert!(!paths.refused(used, Some(used)));
+    assert!(!due(&mut paths, used, at(9000)).contains(&Due::Lost));
+}
+
+#[test]
+fn a_refusal_that_is_over_loses_nothing() {
+    let mut paths = both_families();
+    let used = direct(1);
+    paths.refused(used, Some(used));
+    due(&mut paths, used, at(5000));
+    paths.accepted();
+    assert!(!due(&mut paths, used, at(5200)).contains(&Due::Lost));
+    // The next one lasts as long again.
+    paths.refused(used, Some(used));
+    assert!(!due(&mut paths, used, at(5300)).contains(&Due::Lost));
+    assert!(due(&mut paths, used, at(5500)).contains(&Due::Lost));
+}
+
+#[test]
+fn the_only_path_and_one_that_is_not_in_use_are_not_lost_by_a_refusal() {
+    let mut only = Paths::default();
+    only.set_signalled(&[direct(1)]);
+    let mut others = both_families();
+    for (paths, refused) in [(&mut only, direct(1)), (&mut others, direct6())] {
+        for ms in [5000, 6000, 7000] {
+            paths.refused(refused, Some(direct(1)));
+            assert!(!due(paths, direct(1), at(ms)).contains(&Due::Lost), "{ms}");
+        }
+    }
 }
