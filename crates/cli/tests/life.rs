@@ -7,12 +7,13 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use seikan_sys::netlink::Family;
+use seikan_sys::netlink::{Event, Family, Group, Netlink};
 
 use crate::common::{
     PATIENCE, TUNNEL_PORT, Tunnel, World, eventually, in_world, key_pair, monitor_of, skip, stderr,
+    tries,
 };
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
@@ -170,25 +171,45 @@ fn ip(world: &World, words: &[&str]) {
     assert!(ip.success(), "ip {words:?}");
 }
 
-/// The settings of the tunnel on the left, as `ip` prints them.
-fn settings(world: &World) -> String {
-    let name = &world.left.interface;
-    let script = format!(
-        "for f in -4 -6; do ip $f address show dev {name}; ip $f route show table all dev {name}; \
-         ip $f rule show; done"
-    );
-    let mut command = Command::new("sh");
-    command.args(["-c", &script]).stdout(Stdio::piped());
-    let shell = world
-        .left
-        .namespace
-        .spawn_command(&mut command)
-        .expect("sh");
-    let output = shell.wait_with_output().expect("an end");
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
-    let mut lines: Vec<&str> = text.lines().map(str::trim).collect();
-    lines.sort_unstable();
-    lines.join("\n")
+/// Maximum time from the removal of a setting until the kernel has it again.
+const RESTORED_WITHIN: Duration = Duration::from_secs(2);
+
+/// The addresses of the left's tunnel, the routes into it, and all rules, as the kernel lists them.
+fn settings(world: &World) -> Vec<String> {
+    let netlink = &world.left.netlink;
+    let index = netlink.link(&world.left.interface).expect("link").index;
+    let addresses = netlink.addresses(index).expect("addresses");
+    let mut settings: Vec<String> = addresses.iter().map(|a| format!("{a:?}")).collect();
+    for family in [Family::V4, Family::V6] {
+        let routes = netlink.all_routes(family).expect("routes");
+        let into = routes.iter().filter(|route| route.device == Some(index));
+        settings.extend(into.map(|route| format!("{route:?}")));
+        let rules = netlink.rules(family).expect("rules");
+        settings.extend(rules.iter().map(|rule| format!("{rule:?}")));
+    }
+    settings.sort_unstable();
+    settings
+}
+
+/// Removes settings by `ip`, and returns the time from then until the kernel has all of them again.
+fn until_restored(world: &World, removal: &[&str], before: &[String]) -> Duration {
+    let groups = [Group::Address, Group::Route, Group::Rule];
+    let subscribe = || Netlink::subscribe(&groups);
+    let changes = world.left.namespace.run(subscribe).expect("namespace");
+    let mut changes = changes.expect("a subscription");
+    let removed_at = Instant::now();
+    ip(world, removal);
+    let mut was_removed = false;
+    eventually("not restored", || {
+        while let Some(event) = changes.next_event().expect("an event") {
+            was_removed |= matches!(
+                event,
+                Event::AddressRemoved(_) | Event::RouteRemoved(_) | Event::RuleRemoved
+            );
+        }
+        was_removed && settings(world) == before
+    });
+    removed_at.elapsed()
 }
 
 #[test]
@@ -207,9 +228,13 @@ fn what_another_program_removes_is_restored_until_it_is_fought_for() {
             &["-6", "rule", "delete", "table", "51820"],
         ];
         for removal in removals {
-            ip(world, removal);
-            assert_ne!(settings(world), before, "{removal:?}");
-            eventually("not restored", || settings(world) == before);
+            // Other programs on the machine can only delay it.
+            let is_in_time = (0..tries()).any(|_| {
+                let took = until_restored(world, removal, &before);
+                println!("{removal:?}: {} ms", took.as_millis());
+                took <= RESTORED_WITHIN
+            });
+            assert!(is_in_time, "{removal:?}");
         }
         assert!(world.answers_within(PATIENCE));
         let count = restored(world)["count"].as_u64().expect("a number");

@@ -9,7 +9,7 @@ pub mod lossy;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -265,9 +265,12 @@ impl Drop for StopsAtEnd<'_> {
     }
 }
 
-/// Echoes datagrams until it is stopped. Reopens the socket if its interface goes.
+/// Echoes datagrams of both families until it is stopped.
 pub fn echo(stop: &AtomicBool) {
-    let socket = UdpSocket::bind(("0.0.0.0", ECHO_PORT)).expect("bind");
+    // A kernel without IPv6 has the second only.
+    let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+    let any = any.map(|address| SocketAddr::new(address, ECHO_PORT));
+    let socket = UdpSocket::bind(&any[..]).expect("bind");
     let pause = Some(Duration::from_millis(50));
     socket.set_read_timeout(pause).expect("timeout");
     let mut buffer = [0; 64];
@@ -488,6 +491,18 @@ pub fn stderr(output: &Output) -> String {
 /// Time limit for another process: much longer than needed, as only a failure takes that long, and
 /// machines may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether times have to be kept at each attempt (`SEIKAN_STRICT=1`): for a machine that does nothing
+/// else.
+pub fn is_strict() -> bool {
+    std::env::var_os("SEIKAN_STRICT").is_some_and(|value| value == "1")
+}
+
+/// Number of attempts to keep a time, one of which has to: other programs can only delay. One with
+/// [`is_strict`].
+pub fn tries() -> usize {
+    if is_strict() { 1 } else { 3 }
+}
 
 /// Waits until a condition that depends on another process is true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
