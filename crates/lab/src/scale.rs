@@ -5,6 +5,7 @@
 //! coordinator 198.51.100.1 --- switch --- 198.51.100.2, .3, .4 ... members
 //! ```
 
+use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,15 @@ pub struct Used {
     pub memory: u64,
     /// Processor time since its start, in seconds.
     pub processor: f64,
+}
+
+/// Work of a process that has little to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// Share of a processor that it keeps busy.
+    pub processor: f64,
+    /// How often its threads woke up, per second.
+    pub wakeups: f64,
 }
 
 impl ScaleTest {
@@ -186,8 +196,7 @@ impl ScaleTest {
         used(&self.coordinator)
     }
 
-    /// The share of a processor that a member keeps busy while it exchanges a packet a second with
-    /// each of some others.
+    /// The work of a member while it exchanges a packet a second with each of some others.
     ///
     /// # Errors
     /// No answer; [`Interrupted`](crate::error::LabError::Interrupted).
@@ -197,17 +206,23 @@ impl ScaleTest {
         others: &[usize],
         time: Duration,
         interrupt: &Interrupt,
-    ) -> Result<f64> {
+    ) -> Result<Idle> {
         let mut flows = Vec::new();
         for other in others {
             let flow = self.flow([number, *other], NOW_AND_THEN)?;
             patiently("an answer", interrupt, || Ok(flow.seen().first))?;
             flows.push(flow);
         }
-        let (before, started_at) = (self.used(number)?, Instant::now());
+        let pid = self.reals[number].process.pid();
+        let (used, slept) = (self.used(number)?, sleeps(pid)?);
+        let started_at = Instant::now();
         interrupt.sleep(time)?;
-        let after = self.used(number)?;
-        Ok((after.processor - before.processor) / started_at.elapsed().as_secs_f64())
+        let (used_now, slept_now) = (self.used(number)?, sleeps(pid)?);
+        let seconds = started_at.elapsed().as_secs_f64();
+        Ok(Idle {
+            processor: (used_now.processor - used.processor) / seconds,
+            wakeups: slept_now.saturating_sub(slept) as f64 / seconds,
+        })
     }
 
     /// Has a TCP stream run from one real member to another as long as `work` does.
@@ -224,6 +239,21 @@ impl ScaleTest {
         let ends = from.host.to(&to.host, to.address);
         live(&ends, &LiveOptions::default(), interrupt, work)
     }
+}
+
+/// Returns how often the threads of a process have slept so far (`voluntary_ctxt_switches`, proc_pid_status(5)).
+fn sleeps(pid: u32) -> Result<u64> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).doing("list the threads of a daemon")?;
+    // A thread that has ended has no file any more.
+    let texts = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let counts = texts.filter_map(|text| {
+        let mut lines = text.lines();
+        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count?.trim().parse::<u64>().ok()
+    });
+    Ok(counts.sum())
 }
 
 fn used(process: &Process) -> Result<Used> {
