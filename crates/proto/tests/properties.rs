@@ -10,7 +10,7 @@
 //!
 //! `SEIKAN_SEEDS=100000` runs more of them, `SEIKAN_SEED=17` only that one.
 
-use crate::sim::network::Path;
+use crate::sim::network::{Bursts, Link, Parcel, Path};
 use crate::sim::packets::Flow;
 use crate::sim::{MILLISECOND, SECOND, Setup, World, address};
 use rand::seq::IndexedRandom;
@@ -21,6 +21,7 @@ use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
 use seikan_proto::mode::{MAX_ETHERNET_MTU, Mode};
 use seikan_proto::noise::Protocol;
 use std::hash::Hasher;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,6 +46,8 @@ enum Disturbance {
     /// GSO batches are lost except their first datagram, from now on or no longer.
     Mangling(bool),
     Loss(f64),
+    /// The path loses in bursts from now on, or no longer.
+    Bursts(Option<Bursts>),
 }
 
 /// The scenario of a seed.
@@ -113,6 +116,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         } else {
             rng.random_range(0.0..0.3)
         },
+        bursts: rng.random_bool(0.3).then(|| bursts(rng)),
         reordering: if ordered {
             0.0
         } else {
@@ -167,9 +171,18 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
     }
 }
 
+/// Bursts from two datagrams to those of a whole super-packet, some of which pass.
+fn bursts(rng: &mut ChaCha8Rng) -> Bursts {
+    Bursts {
+        length: rng.random_range(2.0..64.0),
+        share: rng.random_range(0.01..0.3),
+        loss: *[1.0, 1.0, 0.8, 0.5].choose(rng).expect("some"),
+    }
+}
+
 fn disturbance(rng: &mut ChaCha8Rng) -> Disturbance {
     let side = rng.random_range(0..2);
-    match rng.random_range(0..9) {
+    match rng.random_range(0..10) {
         0 | 1 => Disturbance::Restart(side),
         2 => Disturbance::Sleep(
             side,
@@ -184,7 +197,8 @@ fn disturbance(rng: &mut ChaCha8Rng) -> Disturbance {
         5 => Disturbance::Outage(rng.random_range(100..40_000)),
         6 => Disturbance::Rebinding(rng.random_range(1..60_000)),
         7 => Disturbance::Mangling(rng.random_bool(0.5)),
-        _ => Disturbance::Loss(rng.random_range(0.0..0.3)),
+        8 => Disturbance::Loss(rng.random_range(0.0..0.3)),
+        _ => Disturbance::Bursts(rng.random_bool(0.7).then(|| bursts(rng))),
     }
 }
 
@@ -301,6 +315,11 @@ fn disturb(world: &mut World, what: Disturbance, outage_ends: &mut Option<u64>) 
                 link.path.mangles_gso = mangles;
             }
         }
+        Disturbance::Bursts(bursts) => {
+            for link in &mut world.links {
+                link.path.bursts = bursts;
+            }
+        }
         Disturbance::Loss(loss) => world.links.iter_mut().for_each(|l| l.path.loss = loss),
     }
 }
@@ -410,5 +429,47 @@ fn every_run_keeps_the_invariants() {
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {
         assert_eq!(live(seed), live(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn bursts_have_their_share_and_length() {
+    const DATAGRAMS: usize = 200_000;
+    for (length, share) in [(1.5, 0.05), (8.0, 0.1), (40.0, 0.3)] {
+        let bursts = Some(Bursts {
+            length,
+            share,
+            loss: 1.0,
+        });
+        let mut link = Link::new(Path {
+            bursts,
+            ..Path::default()
+        });
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let address = SocketAddr::from(([192, 0, 2, 1], 1));
+        let lost: Vec<bool> = (0..DATAGRAMS)
+            .map(|_| {
+                let parcel = Parcel {
+                    from: address,
+                    to: address,
+                    traffic_class: 0,
+                    is_opener: false,
+                    bytes: Vec::new(),
+                };
+                link.send(0, 0, parcel, &mut rng).is_empty()
+            })
+            .collect();
+        let count = lost.iter().filter(|lost| **lost).count() as f64;
+        let begins = lost.windows(2).filter(|two| !two[0] && two[1]).count() as f64;
+        let is_near = |value: f64, expected: f64| (value / expected - 1.0).abs() < 0.1;
+        assert!(
+            is_near(count / DATAGRAMS as f64, share),
+            "{length}: {count}"
+        );
+        assert!(
+            is_near(count / begins, length),
+            "{length}: {}",
+            count / begins
+        );
     }
 }

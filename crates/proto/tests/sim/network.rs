@@ -16,12 +16,36 @@ pub struct Parcel {
     pub bytes: Vec<u8>,
 }
 
+/// Losses in bursts, by the model of Gilbert and Elliott: a path is in a good or a bad state, and
+/// changes it with fixed probabilities at each datagram.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bursts {
+    /// Mean number of datagrams in the bad state, one after the other; at least 1.
+    pub length: f64,
+    /// Share of datagrams in the bad state; less than 1.
+    pub share: f64,
+    /// Loss in the bad state; that of the good state is [`Path::loss`].
+    pub loss: f64,
+}
+
+impl Bursts {
+    /// Returns the probability of a change of state.
+    fn change(&self, is_bad: bool) -> f64 {
+        let ends = 1.0 / self.length;
+        let begins = ends * self.share / (1.0 - self.share);
+        if is_bad { ends } else { begins.min(1.0) }
+    }
+}
+
 /// Properties of a path.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub latency: Duration,
     pub jitter: Duration,
+    /// Loss of each datagram, independent of others.
     pub loss: f64,
+    /// Losses in bursts besides.
+    pub bursts: Option<Bursts>,
     /// Share of datagrams that are delayed by up to ten times the latency.
     pub reordering: f64,
     pub duplication: f64,
@@ -49,6 +73,7 @@ impl Default for Path {
             latency: Duration::from_millis(10),
             jitter: Duration::ZERO,
             loss: 0.0,
+            bursts: None,
             reordering: 0.0,
             duplication: 0.0,
             corruption: 0.0,
@@ -91,6 +116,8 @@ pub struct Counts {
 pub struct Link {
     pub path: Path,
     pub counts: Counts,
+    /// Whether the last datagram found the path in the bad state of its bursts.
+    is_bad: bool,
     /// Until when the queue keeps the link busy, in nanoseconds.
     busy_until: u64,
 }
@@ -100,6 +127,7 @@ impl Link {
         Link {
             path,
             counts: Counts::default(),
+            is_bad: false,
             busy_until: 0,
         }
     }
@@ -132,7 +160,17 @@ impl Link {
             }
         }
         let mangled = path.mangles_gso && position > 0;
-        if full || mangled || path.down || rng.random_bool(path.loss) {
+        let mut loss = path.loss;
+        match path.bursts {
+            Some(bursts) => {
+                self.is_bad ^= rng.random_bool(bursts.change(self.is_bad));
+                if self.is_bad {
+                    loss = bursts.loss;
+                }
+            }
+            None => self.is_bad = false,
+        }
+        if full || mangled || path.down || rng.random_bool(loss) {
             self.counts.lost += 1;
             return Vec::new();
         }
