@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path bench-userspace instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -138,6 +138,11 @@ bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH
 bench-path: release ## benchmark over emulated paths: delay, rate, short queues, loss (root)
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench --path
+
+bench-userspace: release ## benchmark forwarded ports of tunnels without an interface, beside wireproxy (root)
+	@scripts/install-peers.sh "$(PEERS)" wireproxy
+	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench \
+		--only raw,native-userspace,wireguard-userspace,wireproxy --loads tcp1,rev
 
 instructions: deps-build ## count instructions per packet with callgrind (installs valgrind)
 	@scripts/instructions.sh
