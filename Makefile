@@ -70,8 +70,9 @@ deny: ## check licences, bans, sources and advisories of dependencies
 clippy: ## run clippy, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
-doc: ## build the API documentation, warnings denied
+doc: ## build the API documentation, warnings denied, and compile the library's examples
 	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
+	@cargo test --quiet -p seikan --doc --locked
 
 tests: peers ## run all tests in parallel (.config/nextest.toml); ARGS="-p CRATE NAME" selects some
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh $(or $(ARGS),--workspace)
