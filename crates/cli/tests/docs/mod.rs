@@ -84,13 +84,12 @@ pages! {
 }
 
 /// Reasons for which a block may be left out.
-const ACCEPTED_REASONS: [&str; 7] = [
+const ACCEPTED_REASONS: [&str; 6] = [
     "builds the program",
     "takes minutes",
     // userspace/member.rs
     "tested with a mesh",
     "needs a distribution with RPM",
-    "needs an OpenWrt router",
     "needs a database of an earlier release",
     // The tests `mesh::web_proxy` have one.
     "needs a web proxy",
