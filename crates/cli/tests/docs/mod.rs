@@ -25,6 +25,7 @@ mod compare;
 mod hosts;
 mod page;
 mod reference;
+mod rollback;
 
 use crate::common::skip;
 use hosts::Network;
@@ -84,13 +85,12 @@ pages! {
 }
 
 /// Reasons for which a block may be left out.
-const ACCEPTED_REASONS: [&str; 6] = [
+const ACCEPTED_REASONS: [&str; 5] = [
     "builds the program",
     "takes minutes",
     // userspace/member.rs
     "tested with a mesh",
     "needs a distribution with RPM",
-    "needs a database of an earlier release",
     // The tests `mesh::web_proxy` have one.
     "needs a web proxy",
 ];
