@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path bench-userspace instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -70,8 +70,9 @@ deny: ## check licences, bans, sources and advisories of dependencies
 clippy: ## run clippy, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
-doc: ## build the API documentation, warnings denied
+doc: ## build the API documentation, warnings denied, and compile the library's examples
 	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
+	@cargo test --quiet -p seikan --doc --locked
 
 tests: peers ## run all tests in parallel (.config/nextest.toml); ARGS="-p CRATE NAME" selects some
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh $(or $(ARGS),--workspace)
@@ -138,6 +139,11 @@ bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH
 bench-path: release ## benchmark over emulated paths: delay, rate, short queues, loss (root)
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench --path
+
+bench-userspace: release ## benchmark forwarded ports of tunnels without an interface, beside wireproxy (root)
+	@scripts/install-peers.sh "$(PEERS)" wireproxy
+	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench \
+		--only raw,native-userspace,wireguard-userspace,wireproxy --loads tcp1,rev
 
 instructions: deps-build ## count instructions per packet with callgrind (installs valgrind)
 	@scripts/instructions.sh

@@ -4,7 +4,9 @@
 1. Every relative link names a file that exists, and every anchor a heading of its page.
 2. Every page under docs/ is in docs/SUMMARY.md, and every entry of it exists.
 3. A page has at most 25 KB (25,600 bytes).
-4. A line has at most 110 columns. Rows of tables, and a line that consists of one link or one word, may be longer:
+4. A fenced block names its language. A block of commands has the language `sh`, so that the tests of the pages run it or know why
+   not: no line of a block of `text` begins with a command.
+5. A line has at most 110 columns. Rows of tables, and a line that consists of one link or one word, may be longer:
    Markdown cannot break them.
 
     scripts/check_docs.py              check; exit status 1 if anything is wrong
@@ -25,6 +27,12 @@ REFERENCE = re.compile(r"^\[[^\]]+\]:\s+(\S+)")
 CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
+LANGUAGES = {"console", "ini", "json", "python", "rust", "rust,no_run", "sh", "sql", "text", "toml", "uci", "yaml"}
+COMMANDS = {
+    *("apk apt apt-get bash cargo cat cp curl dnf docker dpkg echo ethtool git grep install ip iperf3 iptables kubectl make mkdir").split(),
+    *("modprobe mv nft opkg pip ping podman podman-compose python3 rm rpm sed seikan seikan-lab service sh ssh sudo sysctl").split(),
+    *("systemctl tar tc uci wg wg-quick").split(),
+}
 ALONE = re.compile(r"^\s*(?:[-*] |\d+\. )?(?:!?\[[^\]]*\]\([^)]*\)|\S+)[.,;:]?$")
 
 
@@ -67,6 +75,27 @@ def links(text):
             yield number, target
 
 
+def wrong_fences(text):
+    """Yields the number and the fault of each fenced block without a known language, and of each line of `text` that is a command."""
+    fence = None
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = FENCE.match(line)
+        if fence:
+            end, indent, language = fence
+            if mark and mark[1].startswith(end):
+                fence = None
+                continue
+            words = line[indent:].removeprefix("$ ").split()
+            # Output that quotes a command is indented.
+            if language == "text" and not line[indent:].startswith(" ") and words and (words[0] in COMMANDS or words[0].startswith("#!")):
+                yield number, f"`{words[0]}` is a command: the block has the language `sh`"
+        elif mark:
+            language = line.strip().lstrip("`~")
+            fence = mark[1], line.index(mark[1]), language
+            if language not in LANGUAGES:
+                yield number, f"a block of `{language}`: one of {', '.join(sorted(LANGUAGES))}"
+
+
 def long_lines(text):
     """Yields the number and the length of each line that is too long."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -91,6 +120,8 @@ def check(root):
         size = len(text.encode())
         if size > MAX_BYTES:
             faults.append(f"{page}: {size} bytes, at most {MAX_BYTES}: split the page")
+        for number, fault in wrong_fences(text):
+            faults.append(f"{page}:{number}: {fault}")
         for number, columns in long_lines(text):
             faults.append(f"{page}:{number}: {columns} columns, at most {MAX_COLUMNS}")
         for number, target in links(text):
@@ -116,6 +147,8 @@ def self_test():
     assert anchors("# A `b-c` and [d](e)!\n# x\n# x\n```\n# y\n```\n") == {"a-b-c-and-d", "x", "x-1"}
     assert list(links("[a](b.md#c) `[no](no)` ![p](q.svg)\n```\n[n](o)\n```\n[r]: s\n")) == [
         (1, "b.md#c"), (1, "q.svg"), (5, "s")]
+    assert not list(wrong_fences("```sh\nip link\n```\n~~~text\nipv6\n  ip link\n~~~\n  ```text\n   x\n  ```\n"))
+    assert [number for number, _ in wrong_fences("```\nx\n```\n- a\n  ```text\n  sudo x\n  ```\n```text\n\n$ ip a\n```\n")] == [1, 6, 10]
     assert list(long_lines("| " + "x " * 60 + "\n[a](" + "b" * 120 + ")\n" + "x " * 60)) == [(3, 120)]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

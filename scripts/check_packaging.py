@@ -9,7 +9,7 @@
 3. The processors for which deny.toml checks dependencies include those of scripts/dist.sh.
 4. A block of commands that the docs leave to a script of packaging/tests, `<!-- not run: dist-check: archive.sh -->`, is one that
    the script runs: it has a line with the program and the verb of each command, and the command's long options and packages; or
-   it reads the page. The target runs the script.
+   it reads the page. The target runs the script. The tests of the pages check those left to a test in Rust, `tests: doctor.rs`.
 """
 
 import pathlib
@@ -41,7 +41,7 @@ def target_faults(script, targets):
     return [f"deny.toml: [graph] lacks the target {name} of scripts/dist.sh" for name in built if name not in targets]
 
 
-LEFT_TO_SCRIPT = re.compile(r"<!-- not run: ([\w-]+): (\S+) -->\n+```sh\n(.*?)^```", re.M | re.S)
+LEFT_TO_SCRIPT = re.compile(r"<!-- not run: (?!tests: )([\w-]+): (\S+) -->\n+```sh\n(.*?)^```", re.M | re.S)
 # The machines of the tests have no Internet.
 NEED_INTERNET = {"opkg update", "pipx install"}
 # What a test calls instead.
@@ -109,6 +109,7 @@ def self_test():
         ("another option", ["docs/p.md: a.sh has no --now for `x up`"], left(script.replace("--now", ""))),
         ("another package", ["docs/p.md: a.sh has no x-y_ for `apt install`"], left(script.replace("x-y", "x"))),
         ("another script", ["docs/p.md: dist-check runs no b.sh"], left(script, block.replace("a.sh", "b.sh"))),
+        ("a test in Rust", [], left("", block.replace("dist-check", "tests"))),
         ("the Internet", [], left("", "<!-- not run: dist-check: a.sh -->\n```sh\nopkg update\n```\n")),
     ]
     failed = 0

@@ -31,7 +31,7 @@ if [ ! -e "$base.done" ]; then
     rm -rf "$base.log" "$base"/var/cache/apt/archives/*.deb
     touch "$base.done"
 fi
-# Schemas of Kubernetes, the parser of podman-compose and a validator of JSON, from PyPI.
+# Schemas of Kubernetes, podman-compose and a validator of JSON, from PyPI.
 validators=$target/validators
 [ -x "$validators/bin/check-jsonschema" ] || {
     python3 -m venv "$validators"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs other tunnels at pinned versions into a directory; skips those that exist.
 #
-#   scripts/install-peers.sh [DIR] [PEER...]     DIR [default: target/peers]; PEER [default: all below]
+#   scripts/install-peers.sh [DIR] [PEER...]     DIR [default: target/peers]; PEER [default: all below that `seikan lab bench` runs unasked]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -50,6 +50,7 @@ for peer in "${peers[@]}"; do
     gotatun) cargo_tool gotatun gotatun-cli@0.10.2 ;;
     nebula) for tool in nebula nebula-cert; do go_tool $tool "github.com/slackhq/nebula/cmd/$tool@v1.11.0"; done ;;
     openvpn) install_missing openvpn:openvpn ;;
+    wireproxy) go_tool wireproxy github.com/pufferffish/wireproxy/cmd/wireproxy@v1.0.9 ;;
     *) echo "unknown peer $peer" >&2 && exit 2 ;;
     esac
 done

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The image under podman and crun: coordinator, relay and two members. All with a read-only root and few
 # capabilities, as in packaging/container/compose.yaml. Applications are in containers of Debian that share the network of a
-# member; one of these members has no capability and no interface, but a proxy.
+# member; one of these members has no capability and no interface, but a proxy. Then the services of the compose file, by
+# podman-compose.
 . ./machines.sh
 set -euo pipefail
 # crun refuses to run beside an empty cgroup2 hierarchy; this is in a mount namespace of its own.
@@ -121,6 +122,51 @@ SEIKAN_TOKEN=skt_used run member-pod pod "${member[@]}" --env SEIKAN_TOKEN --vol
     join https://192.0.2.1:7443 --pin "$pin" --name pod --foreground
 eventually 30 ip netns exec pod ping -c 1 -W 1 "$address"
 echo "= image of $(($(stat -c %s "$dist"/seikan-*-image.tar) / 1000)) kB; coordinator, relay, three members and applications beside them"
+engine rm --force --all --time 1
+engine volume rm --force --all
+
+# packaging/container/compose.yaml by podman-compose, with the command of its comment. The engine is the one of above. A namespace is
+# in the place of the network of the host, and another one in the place of the engine's bridge, which needs a firewall.
+cat >"$work/podman" <<END
+#!/usr/bin/env bash
+engine=(podman --storage-driver vfs --root $work/images --runroot $work/containers --runtime crun --cgroup-manager cgroupfs)
+[ "\$1" != network ] || exit 0
+words=("\$1")
+case \$1 in run | create) words+=(--cgroups disabled --ulimit nofile=4096:4096 --ulimit nproc=1024:1024 --pull never) ;; esac
+for word in "\${@:2}"; do
+    case \$word in
+    --network=host) word=--network=ns:/run/netns/hub ;;
+    --network=*) word=--network=ns:/run/netns/pod ;;
+    --network-alias=*) continue ;;
+    esac
+    words+=("\$word")
+done
+exec "\${engine[@]}" "\${words[@]}"
+END
+chmod 755 "$work/podman"
+compose() {
+    SEIKAN_VERSION=${image##*:} HUB=192.0.2.1 timeout 120 "$validators/bin/podman-compose" --podman-path "$work/podman" --in-pod false \
+        --project-name mesh --file ../container/compose.yaml "$@"
+}
+compose up --detach
+eventually 20 compose exec -T coordinator /usr/bin/seikan coordinator members
+# As in the comment, without a terminal.
+grep -F 'compose exec coordinator /usr/bin/seikan coordinator token --reusable --host "$HUB"' ../container/compose.yaml
+join=$(compose exec -T coordinator /usr/bin/seikan coordinator token --reusable --host 192.0.2.1)
+eventually 10 compose exec -T relay /usr/bin/seikan relay secret
+JOIN_PIN=$(echo "$join" | grep -o 'sha256:[^ ]*')
+SEIKAN_TOKEN=$(echo "$join" | grep -o 'skt_[^ ]*')
+export JOIN_PIN SEIKAN_TOKEN
+compose --profile member up --detach
+eventually 30 compose --profile member exec -T member /usr/bin/seikan status seikan0
+compose exec -T coordinator /usr/bin/seikan coordinator members | grep web-1
+# Restarted, it is the same member, without its token.
+compose --profile member down
+SEIKAN_TOKEN=skt_used compose --profile member up --detach
+eventually 30 compose --profile member exec -T member /usr/bin/seikan status seikan0
+[ "$(compose exec -T coordinator /usr/bin/seikan coordinator members --json | grep -c '"name"')" = 1 ] || fail "the member of the compose file joined twice"
+compose --profile member down --volumes
+echo "= podman-compose runs a coordinator, a relay and a member of compose.yaml"
 engine rm --force --all --time 1
 ip netns delete hub
 ip netns delete pod

@@ -248,8 +248,60 @@ gone() { ! ip -n router link show "$1"; }
 eventually 20 gone mesh
 runs office
 
+log "a member of a mesh, by the commands of the guide"
+# block PAGE HEADING WORD: the block of commands with this word below a heading
+block() {
+    python3 - "$@" <<'END'
+import re, sys
+page, heading, word = sys.argv[1:]
+below = open(page).read().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+[found] = [text for text in re.findall(r"^```sh\n(.*?)^```", below, re.M | re.S) if word in text]
+print(found, end="")
+END
+}
+page=../../docs/guides/openwrt.md
+# A function of /etc/profile there.
+as_user='service() { "/etc/init.d/$1" "$2"; }'
+echo '192.0.2.2 hub.example.org' >"$root/etc/hosts"
+# The coordinator becomes a user who cannot enter $work.
+ip netns exec branch "$seikan" coordinator --dir /run/coordinator >"$work/coordinator" 2>&1 &
+eventually 20 grep -q listens "$work/coordinator"
+join=$("$seikan" coordinator token --dir /run/coordinator --reusable --host hub.example.org | grep -o 'seikan join .*')
+secret=$(echo "$join" | grep -o 'skt_[^ ]*')
+pin=$(echo "$join" | grep -o 'sha256:[^ ]*')
+members() { "$seikan" coordinator members --dir /run/coordinator --json | python3 -c 'import json, sys; print(*(m["name"] for m in json.load(sys.stdin)))'; }
+commands=$(block $page 'A member of a mesh' 'seikan join' | sed -e "s/sha256:\.\.\./$pin/" -e "s/skt_\.\.\./$secret/")
+[[ $commands == *"$secret"* ]] || fail "$page has no token to replace"
+router "$as_user
+$commands"
+eventually 30 router 'seikan status seikan0 --json | grep -q "\"contact\": *\"connected\""'
+name=$(members)
+[ -n "$name" ] || fail "the coordinator has no member"
+# Another member reaches it; the file of this one is not in /etc of this machine.
+SEIKAN_RUN_DIR=$work/branch/run SEIKAN_STATE_DIR=$work/branch/state ip netns exec branch "$seikan" join https://192.0.2.2:7443 \
+    --pin "$pin" --token "$secret" --name outside --iface "$work/branch/outside.toml" --foreground >"$work/branch/outside" 2>&1 &
+address=$(ip -n router -4 -o address show seikan0 | sed -n 's|.*inet \([0-9.]*\)/.*|\1|p')
+eventually 30 ip netns exec branch ping -c 1 -W 1 "$address"
+# It is the same member after a restart of the service.
+router '/etc/init.d/seikan restart'
+eventually 40 ip netns exec branch ping -c 1 -W 1 "$address"
+router "$as_user
+$(block $page 'A member of a mesh' 'enabled=0')"
+eventually 20 gone seikan0
+runs office
+router 'uci set seikan.seikan0.enabled=1'
+changed
+eventually 40 ip netns exec branch ping -c 1 -W 1 "$address"
+router "$as_user
+$(block $page 'A member of a mesh' 'seikan leave')"
+eventually 20 gone seikan0
+! runs seikan0 || fail "procd still starts a tunnel that has left its mesh"
+router '[ ! -e /etc/seikan/seikan0.toml ]'
+[ "$(members)" = outside ] || fail "after it has left, the members are: $(members)"
+runs office
+
 log "no secret is in a log"
-secrets=("$psk" "$(cat "$root/etc/seikan/office.key")")
+secrets=("$psk" "$secret" "$(cat "$root/etc/seikan/office.key")")
 for secret in "${secrets[@]}"; do
     ! grep -rqF "$secret" "$root/tmp/messages" "$work/procd" || fail "a secret is in the log"
 done
@@ -282,6 +334,14 @@ router '
     grep -q "^config tunnel" /etc/config/seikan'
 eventually 20 runs office
 eventually 30 ip netns exec branch ping -c 1 -W 1 10.9.0.1
+# For aarch64 it has to be told the architecture.
+cp "$dist"/seikan-*-openwrt-aarch64_generic.apk "$root/tmp/aarch64.apk"
+router '
+    if apk add --simulate --no-network --allow-untrusted /tmp/aarch64.apk; then exit 1; fi
+    cp /etc/apk/arch /tmp/arch
+    echo aarch64_generic >>/etc/apk/arch
+    apk add --simulate --no-network --allow-untrusted /tmp/aarch64.apk
+    cp /tmp/arch /etc/apk/arch'
 router 'apk del --no-network seikan'
 eventually 20 gone office
 router '
@@ -295,6 +355,6 @@ for file in "$dist"/seikan-*-openwrt-aarch64_generic.ipk; do
     cp "$file" "$root/tmp/aarch64.ipk"
 done
 router '
-    ! opkg --noaction install /tmp/aarch64.ipk
+    if opkg --noaction install /tmp/aarch64.ipk; then exit 1; fi
     opkg --noaction --add-arch all:1 --add-arch aarch64_generic:2 install /tmp/aarch64.ipk'
 echo "= by opkg and procd of OpenWrt v24.10.8, and by apk of 25.12; $(stat -c %s "$ipk") bytes of ipk"

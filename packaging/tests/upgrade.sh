@@ -2,7 +2,7 @@
 # A newer package over an older one while traffic flows through a tunnel of each protocol: the daemons are replaced, and the
 # sessions come back by themselves. $OLD is a folder with the packages of an earlier version; the host that is not upgraded keeps
 # them, so that its tunnels are between both versions. Without $OLD, the older version is the one in $dist, and the newer
-# version is the same with a higher number.
+# version is the same with a higher number. A coordinator is upgraded too, and goes back to the version before.
 . ./machines.sh
 . ./tunnel.sh
 set -euo pipefail
@@ -22,6 +22,15 @@ for name in office branch; do
         systemctl enable --now seikan@wire'
 done
 eventually 30 on office 'ping -c 1 -W 1 10.9.1.2'
+# A mesh: the coordinator is on the host that is upgraded, its only member on the other.
+admin='setpriv --reuid seikan-coordinator --regid seikan-coordinator --clear-groups seikan coordinator'
+on office 'systemctl enable --now seikan-coordinator'
+join=$(on office "$admin token --dir /var/lib/seikan-coordinator --reusable --host office.example.org" | grep -o 'seikan join .*')
+on branch "$join"
+connected() { on branch 'seikan status seikan0 --json' | grep '"contact": *"connected"' >/dev/null; }
+disconnected() { ! connected; }
+members() { on office "$admin members --dir /var/lib/seikan-coordinator --json" | python3 -c 'import json, sys; print(*sorted(m["name"] for m in json.load(sys.stdin)))'; }
+eventually 30 connected
 
 [ -n "${OLD:-}" ] || on office 'rm /root/seikan_*.deb
     dpkg-deb -R /root/old/seikan_*.deb /root/newer
@@ -68,4 +77,60 @@ for direction in ("inbound", "outbound"):
     assert not any("auth" in reason or "forged" in reason for reason in drops), drops
     print("dropped", direction, drops)' $protocol
 done
+
+# The coordinator goes on with its member. If the newer version has no other schema, a few lines of Python change the file as a
+# version with another schema does. The log of the killed process must not get into the copy.
+eventually 30 connected
+[ "$(members)" = branch ] || fail "the coordinator has other members after the upgrade: $(members)"
+database=$work/office/var/lib/seikan-coordinator/mesh.db
+if ! ls "$database".schema* 2>/dev/null; then
+    on office 'systemctl stop seikan-coordinator'
+    python3 - "$database" <<'END'
+import os, sqlite3, sys
+path = sys.argv[1]
+owner = os.stat(path)
+database = sqlite3.connect(path, isolation_level=None)
+schema = database.execute("PRAGMA user_version").fetchone()[0]
+copy = sqlite3.connect(f"{path}.schema{schema}")
+database.backup(copy)
+copy.close()
+database.execute("ALTER TABLE kv RENAME TO later")
+database.execute(f"PRAGMA user_version = {schema + 1}")
+database.close()
+os.chown(f"{path}.schema{schema}", owner.st_uid, owner.st_gid)
+os.chmod(f"{path}.schema{schema}", 0o600)
+END
+    on office 'systemctl reset-failed seikan-coordinator
+        if systemctl start seikan-coordinator; then exit 1; fi
+        systemctl stop seikan-coordinator
+        journalctl -u seikan-coordinator | grep "a later version of seikan"'
+    python3 - "$database" <<'END'
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA journal_mode = WAL")
+database.execute("DELETE FROM later")
+os._exit(0)
+END
+    [ -s "$database-wal" ]
+    eventually 60 disconnected
+fi
+copy=$(basename "$database".schema*)
+# The commands of that page, as a reader copies them, with the names of here. The machine has no sudo and its user is root.
+page=../../docs/reference/compatibility.md
+commands=$(sed -n '/^## Back to the version before/,$ { /^```sh/,/^```$/ { /^```/! p } }' $page |
+    sed -e "s/mesh\.db\.schema[0-9]*/$copy/" -e 's|\./seikan_[^ ]*_amd64\.deb|/root/old/seikan_*.deb|')
+for part in 'systemctl stop' 'rm -f' "$copy" 'apt install --allow-downgrades /root/old/' 'systemctl start'; do
+    [[ $commands == *"$part"* ]] || fail "$page no longer has the command: $part"
+done
+on office "sudo() { \"\$@\"; }
+    apt() { command apt-get -y --no-install-recommends \"\$@\"; }
+    systemctl reset-failed seikan-coordinator
+    $commands"
+[ "$(version)" = "$from" ] || fail "the version is $(version), not $from"
+[ "$(members)" = branch ] || fail "the restored coordinator has other members: $(members)"
+eventually 60 connected
+# The member hears of a new one from it.
+on office "$join"
+eventually 60 on branch 'seikan ping --iface seikan0 -c 1 office'
+echo "= a coordinator goes back from its upgraded file to $copy, and its member finds it"
 halt

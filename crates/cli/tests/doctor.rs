@@ -2,11 +2,11 @@
 //! recordings.
 
 use crate::schema::check_json;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -325,6 +325,49 @@ fn calls_are_counted_or_it_says_why_not() {
             "  calls of kernel functions: "
         };
         assert!(text.contains(told), "{text}");
+    });
+}
+
+#[test]
+fn a_process_is_measured_by_its_number() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let pid = world.status(&world.left)["pid"].to_string();
+        let words = ["doctor", "--pid", &pid, "--seconds", "2", "--json"];
+        let verdict = verdict(&world.run(&world.left, &words));
+        assert_eq!(verdict["path"]["inner"], *world.left.interface);
+    });
+}
+
+#[test]
+fn the_screen_shows_the_tunnel_until_q_is_pressed() {
+    in_world([""; 2], |world| {
+        let _tunnels = world.both_up();
+        let iface = &world.left.interface;
+        let program = env!("CARGO_BIN_EXE_seikan");
+        // script(1), of bsdutils, which every Debian has, makes a terminal; it has no size yet.
+        let line = format!("stty rows 40 cols 120; exec {program} top --iface {iface}");
+        let mut command = Command::new("script");
+        command
+            .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        world.settle(&mut command);
+        let mut screen = world.left.namespace.spawn_command(&mut command);
+        let screen = screen.as_mut().expect("script");
+        let mut keys = screen.stdin.take().expect("piped");
+        let mut drawn = screen.stdout.take().expect("piped");
+        let (mut text, mut part) = (Vec::new(), [0; 4096]);
+        while !String::from_utf8_lossy(&text).contains(iface.as_str()) {
+            let length = drawn.read(&mut part).expect("a screen");
+            let shown = String::from_utf8_lossy(&text);
+            assert!(length > 0, "it ends before it shows {iface}: {shown}");
+            text.extend_from_slice(&part[..length]);
+        }
+        keys.write_all(b"q").expect("a key");
+        drawn.read_to_end(&mut text).expect("the end");
+        assert!(screen.wait().expect("an end").success());
     });
 }
 

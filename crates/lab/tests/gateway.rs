@@ -159,6 +159,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
                 target,
                 sources: &[],
                 congestion: None,
+                forward: None,
             };
             let patience = Duration::from_secs(5);
             wait_reachable(

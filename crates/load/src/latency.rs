@@ -5,7 +5,7 @@
 //! microseconds above the time that `ping` takes from the kernel's receive stamp.
 
 use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use seikan_ui::Interrupt;
@@ -23,6 +23,8 @@ const HEADER: usize = 8;
 /// Interval at which a waiting probe checks its deadline.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Maximum time until a connection through a forwarded port arrives; then another one is opened.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between requests below which the prober does not sleep.
 const AWAKE_BELOW: Duration = Duration::from_millis(10);
 
@@ -125,7 +127,7 @@ fn wait_until(time: Instant, interval: Duration, interrupt: &Interrupt) -> Resul
     Ok(())
 }
 
-/// Waits until the target answers an echo request.
+/// Waits until the target answers an echo request, or a connection to a forwarded port arrives.
 ///
 /// # Errors
 /// [`LoadError::Timeout`] after `patience`; [`LoadError::Interrupted`]; errors of `alive`, which is
@@ -136,14 +138,25 @@ pub fn wait_reachable<E: From<LoadError>>(
     interrupt: &Interrupt,
     mut alive: impl FnMut() -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    let echo = Echo::open(ends)?;
+    let arrival = match ends.forward {
+        Some(_) => Arrival::Connection(ends.listen(CONNECTION_PATIENCE, None)?),
+        None => Arrival::Echo(Echo::open(ends)?),
+    };
     let start = Instant::now();
     for sequence in 0_u16.. {
         alive()?;
-        if echo
-            .round_trip(sequence, Duration::from_millis(200), interrupt)?
-            .is_some()
-        {
+        let has_arrived = match &arrival {
+            Arrival::Echo(echo) => echo
+                .round_trip(sequence, Duration::from_millis(200), interrupt)?
+                .is_some(),
+            // A program may accept a connection before its own to the server is established, so
+            // only the server's end counts.
+            Arrival::Connection((listener, to)) => {
+                let client = ends.connect(None, *to, CONNECTION_PATIENCE);
+                client.is_ok() && listener.accept().is_ok()
+            }
+        };
+        if has_arrived {
             return Ok(());
         }
         if start.elapsed() > patience {
@@ -160,6 +173,14 @@ pub fn wait_reachable<E: From<LoadError>>(
     Err(timeout.into())
 }
 
+/// Evidence that the target is reachable.
+enum Arrival {
+    /// An answer to an echo request.
+    Echo(Echo),
+    /// A connection to this address, accepted by this listener.
+    Connection((TcpListener, SocketAddr)),
+}
+
 /// A raw ICMP socket and the identifier of this run.
 struct Echo {
     socket: Socket,
@@ -169,6 +190,10 @@ struct Echo {
 
 impl Echo {
     fn open(ends: &Ends<'_>) -> Result<Self> {
+        if ends.forward.is_some() {
+            let only = "cannot ping through a forwarded port: it carries TCP only";
+            return Err(LoadError::Usage(only.to_owned()));
+        }
         let (domain, protocol) = match ends.target {
             IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
             IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),

@@ -55,6 +55,18 @@ pub struct Ends<'a> {
     /// Congestion control of TCP, by the kernel's name; `None`: the default of the namespaces. A
     /// socket may use algorithms that the machine does not allow as a namespace's default.
     pub congestion: Option<&'static str>,
+    /// Ports of a program that forwards TCP connections from the client's host to the server, as a
+    /// tunnel without an interface does; `target` is then an address of the client's host.
+    pub forward: Option<Forward>,
+}
+
+/// A forwarded port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// The port that the client connects to.
+    pub from: u16,
+    /// The port of the server that it leads to.
+    pub to: u16,
 }
 
 impl Ends<'_> {
@@ -76,9 +88,14 @@ impl Ends<'_> {
         timeout: Duration,
         receive_buffer: Option<usize>,
     ) -> Result<(TcpListener, SocketAddr)> {
-        let any = any(self.target);
+        let mut any = any(self.target);
         let listener = self.server.run(|| {
             let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
+            if let Some(forward) = self.forward {
+                any.set_port(forward.to);
+                // Connections of the measurement before may still occupy it.
+                socket.set_reuse_address(true)?;
+            }
             if let Some(bytes) = receive_buffer {
                 socket.set_recv_buffer_size(bytes)?;
             }
@@ -89,7 +106,10 @@ impl Ends<'_> {
         })?;
         let (at, listener) = listener.doing("listen for the load generator's connections")?;
         self.set_congestion(&listener)?;
-        let port = at.as_socket().map_or(0, |at| at.port());
+        let port = match self.forward {
+            Some(forward) => forward.from,
+            None => at.as_socket().map_or(0, |at| at.port()),
+        };
         Ok((listener, SocketAddr::new(self.target, port)))
     }
 
@@ -115,6 +135,10 @@ impl Ends<'_> {
 
     /// Opens a UDP socket in the server, and one in the client that is connected to it.
     fn datagrams(&self) -> Result<[UdpSocket; 2]> {
+        if self.forward.is_some() {
+            let only = "cannot send UDP through a forwarded port: it carries TCP only";
+            return Err(LoadError::Usage(only.to_owned()));
+        }
         let any = any(self.target);
         let server = self.server.run(|| UdpSocket::bind(any))?;
         let server = server.doing("open the server's UDP socket")?;

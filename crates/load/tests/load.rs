@@ -34,6 +34,7 @@ fn loopback(host: &NetNs, target: IpAddr) -> Ends<'_> {
         target,
         sources: &[],
         congestion: None,
+        forward: None,
     }
 }
 

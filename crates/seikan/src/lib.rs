@@ -53,3 +53,8 @@ pub use status::{PeerState, PeerStatus, Status};
 pub use stream::TcpStream;
 pub use tunnel::Tunnel;
 pub use udp::UdpSocket;
+
+/// The guide, whose examples `cargo test --doc` compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/library.md")]
+mod guide {}

@@ -27,6 +27,7 @@ fn flood(from: &NetNs, to: &NetNs, target: IpAddr, time: Duration) -> (u64, u64)
         target,
         sources: &[],
         congestion: None,
+        forward: None,
     };
     let options = UdpOptions {
         datagram: 1_000,

@@ -11,7 +11,8 @@
 //! <!-- on office, fails -->                            expects a status other than 0 of the next block
 //! <!-- on office, tries 3 -->                          repeats the next block if its output does not fit
 //! <!-- on office, from branch -->                      fills `...` in the next block from branch's output
-//! <!-- not run: reason -->                             does not run the next block
+//! <!-- not run: reason -->                             does not run the next block; on every page, a block of `sh` is
+//!                                                      run or has a reason
 //! <!-- not a configuration -->                         does not check the next block of TOML
 //! ```
 //!
@@ -25,6 +26,7 @@ mod compare;
 mod hosts;
 mod page;
 mod reference;
+mod rollback;
 
 use crate::common::skip;
 use hosts::Network;
@@ -51,6 +53,8 @@ pages! {
     getting_started_mesh: "docs/getting-started/mesh.md",
     getting_started_gateway: "docs/getting-started/gateway.md",
     getting_started_doctor: "docs/getting-started/doctor.md",
+    guide_routes_and_dns: "docs/guides/routes-and-dns.md",
+    guide_doctor_recordings: "docs/guides/doctor-recordings.md",
     guide_wg_quick: "docs/guides/wg-quick.md",
     guide_without_root: "docs/guides/without-root.md",
     guide_library: "docs/guides/library.md",
@@ -84,30 +88,58 @@ pages! {
 }
 
 /// Reasons for which a block may be left out.
-const ACCEPTED_REASONS: [&str; 7] = [
+const ACCEPTED_REASONS: [&str; 8] = [
     "builds the program",
     "takes minutes",
     // userspace/member.rs
     "tested with a mesh",
-    "needs a distribution with RPM",
-    "needs an OpenWrt router",
-    "needs a database of an earlier release",
     // The tests `mesh::web_proxy` have one.
     "needs a web proxy",
+    // Settings of the kernel, of the firewall or of devices, which the doctor recommends.
+    "changes the system",
+    "needs a slow tunnel",
+    "needs a capture",
+    "needs a package of PyPI",
 ];
 
 /// Targets that run scripts of packaging/tests. The reason `dist-check: image.sh` names one of them and the script;
 /// `make house` checks that the script has the commands.
 const TARGETS_OF_SCRIPTS: [&str; 2] = ["dist-check", "openwrt-check"];
 
-/// Whether a block may be left out for this reason.
-fn is_accepted(reason: &str) -> bool {
-    let script = reason.split_once(": ");
-    ACCEPTED_REASONS.contains(&reason)
-        || script.is_some_and(|(target, name)| {
-            let scripts = project().join("packaging/tests");
-            TARGETS_OF_SCRIPTS.contains(&target) && scripts.join(name).is_file()
-        })
+/// Returns why a block may not be left out for this reason.
+fn objection(reason: &str, block: &str) -> Option<String> {
+    let none = || Some(format!("{reason:?} is no reason to leave a block out"));
+    if ACCEPTED_REASONS.contains(&reason) {
+        return None;
+    }
+    let Some((kind, name)) = reason.split_once(": ") else {
+        return none();
+    };
+    if TARGETS_OF_SCRIPTS.contains(&kind) && project().join("packaging/tests").join(name).is_file()
+    {
+        return None;
+    }
+    // A test of this folder that has the options, such as `tests: mesh/devices.rs`.
+    let test = project().join("crates/cli/tests").join(name);
+    match std::fs::read_to_string(test) {
+        Ok(test) if kind == "tests" => {
+            let untested: Vec<_> = options(block).filter(|&o| !test.contains(o)).collect();
+            (!untested.is_empty()).then(|| format!("{name} does not test {untested:?}"))
+        }
+        _ => none(),
+    }
+}
+
+/// Returns the verbs and long options of the program in a block.
+fn options(block: &str) -> impl Iterator<Item = &str> {
+    block.lines().flat_map(|line| {
+        let command = line.split("  #").next().unwrap_or_default();
+        let words = command.split_once("seikan ").map_or("", |(_, words)| words);
+        let mut words = words.split_whitespace();
+        let verb = words.next();
+        verb.into_iter()
+            .chain(words.filter(|word| word.starts_with("--")))
+    })
 }
 
 /// Returns the folder of the project.
@@ -192,10 +224,8 @@ fn run(path: &str) {
 /// Runs a block of commands and returns their output.
 fn run_block(network: &mut Network, block: &Block, location: &str) -> String {
     if let Some(reason) = &block.directive.not_run {
-        assert!(
-            is_accepted(reason),
-            "{location}: {reason:?} is no reason to leave a block out"
-        );
+        let objection = objection(reason, &block.text);
+        assert_eq!(objection, None, "{location}");
         return String::new();
     }
     let host = block.host.as_deref();
@@ -265,27 +295,36 @@ fn check_configuration(text: &str, ending: &str, location: &str) {
     assert!(output.status.success(), "{location}: {said}\n{text}");
 }
 
-/// Pages that are not run: their commands change or load the machine, or take minutes. Those of the
-/// doctor and its causes, and those for developers.
-const NOT_RUN: [&str; 4] = [
-    "docs/guides/doctor",
-    "docs/reference/doctor",
-    "docs/reference/causes/",
-    "docs/internals/",
-];
-
 #[test]
-fn every_page_with_commands_or_configurations_is_tested() {
-    let missing: Vec<String> = all_pages()
-        .into_iter()
-        .filter(|path| !PAGES.contains(&path.as_str()))
-        .filter(|path| !NOT_RUN.iter().any(|start| path.starts_with(start)))
-        .filter(|path| {
-            let page = Page::read(&project().join(path));
-            page.blocks
-                .iter()
-                .any(|block| block.language == Language::Shell)
-        })
-        .collect();
-    assert!(missing.is_empty(), "add to PAGES: {missing:?}");
+fn every_block_of_commands_is_run_or_says_why_not() {
+    let mut faults = Vec::new();
+    for path in all_pages() {
+        let page = Page::read(&project().join(&path));
+        for block in page.blocks {
+            let location = format!("{path}:{}", block.line);
+            if block.language != Language::Shell {
+                continue;
+            }
+            match &block.directive.not_run {
+                Some(reason) => {
+                    let objection = objection(reason, &block.text);
+                    faults.extend(objection.map(|fault| format!("{location}: {fault}")));
+                }
+                None if PAGES.contains(&path.as_str()) => continue,
+                None => faults.push(format!(
+                    "{location}: mark it `not run`, or add the page to PAGES"
+                )),
+            }
+            // At least, the shell can read it.
+            let parsed = std::process::Command::new("bash")
+                .args(["-n", "-c", &block.text])
+                .output()
+                .expect("bash");
+            if !parsed.status.success() {
+                let said = String::from_utf8_lossy(&parsed.stderr);
+                faults.push(format!("{location}: {said}"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
 }

@@ -455,6 +455,7 @@ pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
         target: ip(to),
         sources: &[],
         congestion: None,
+        forward: None,
     };
     wait_reachable(
         &ends,
@@ -479,6 +480,7 @@ pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
         target: ip(target),
         sources: &[],
         congestion: None,
+        forward: None,
     };
     let options = TcpOptions {
         warmup: Duration::ZERO,
@@ -502,6 +504,7 @@ pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) 
         target: ip(target),
         sources: &[],
         congestion: None,
+        forward: None,
     };
     let options = UdpOptions {
         datagram,

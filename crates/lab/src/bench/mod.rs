@@ -138,7 +138,8 @@ pub struct BenchOptions {
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, default_value_if("path", ArgPredicate::IsPresent, "2"), value_parser = whole(1..=100))]
     pub rounds: u32,
     /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at
-    /// the far end (seikan+wireguard-go) runs only if named
+    /// the far end (seikan+wireguard-go), and tunnels without an interface (native-userspace,
+    /// wireguard-userspace, wireproxy; TCP only), run only if named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
     /// Loads to run; with --path only tcp1 by default
@@ -389,7 +390,10 @@ pub(crate) fn run_loads(
 ) -> Result<()> {
     interrupt.sleep(SETTLE)?;
     step(START_SECONDS / 2.0, "ping");
-    round.latency = Some(ping(ends, &LatencyOptions::default(), interrupt)?);
+    // A forwarded port carries no echo requests.
+    if ends.forward.is_none() {
+        round.latency = Some(ping(ends, &LatencyOptions::default(), interrupt)?);
+    }
     for (index, &load) in plan.loads.iter().enumerate() {
         step(
             START_SECONDS + index as f64 * (plan.seconds + 1.0),

@@ -275,7 +275,14 @@ fn start_seikan(
         } else {
             config(end, &behind)
         };
-        up(end, program::seikan_command()?, SEIKAN, &text, "native")
+        up(
+            end,
+            program::seikan_command()?,
+            SEIKAN,
+            &text,
+            "native",
+            &[],
+        )
     })
 }
 

@@ -157,6 +157,7 @@ impl Host {
             target,
             sources: &[],
             congestion: self.congestion.get().map(|congestion| congestion.name()),
+            forward: None,
         }
     }
 

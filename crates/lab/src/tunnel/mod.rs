@@ -7,6 +7,7 @@
 
 pub mod crude;
 pub(crate) mod device;
+mod forwarded;
 pub(crate) mod middle;
 mod mixed;
 mod nebula;
@@ -323,8 +324,8 @@ pub(crate) fn start_ends(
     Ok(started)
 }
 
-/// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others. With
-/// `idle_peers`, also Seikan with this many additional peers that never send; with `uplink`, also
+/// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others,
+/// tunnels without an interface. With `idle_peers`, also Seikan with this many additional peers that never send; with `uplink`, also
 /// Seikan with this `uplink-rate`.
 pub fn all(idle_peers: u32, uplink: Option<&str>) -> Vec<Arc<dyn Tunnel>> {
     fn shared(tunnel: impl Tunnel + 'static) -> Arc<dyn Tunnel> {
@@ -350,6 +351,7 @@ pub fn all(idle_peers: u32, uplink: Option<&str>) -> Vec<Arc<dyn Tunnel>> {
     all.push(shared(middle::Naive));
     all.extend([false, true].map(|spread| shared(middle::NaiveHosts { spread })));
     all.extend(wireguard::all().map(|tunnel| shared(mixed::Mixed::new(tunnel))));
+    all.extend(forwarded::all().map(shared));
     all
 }
 

@@ -138,18 +138,20 @@ pub(crate) fn config(end: &End<'_>, allowed: &[IpAddr]) -> String {
     )
 }
 
-/// Runs `command up` with this configuration.
+/// Runs `command up` with this configuration and `more` arguments.
 pub(crate) fn up(
     end: &End<'_>,
     mut command: Command,
     name: &str,
     config: &str,
     protocol: &str,
+    more: &[&str],
 ) -> Result<Process> {
     // The interface is named after the file.
     let file = end.dir.join(format!("{}.toml", end.device()));
     write_private(&file, config)?;
     command.arg("up").arg(&file).args(["--protocol", protocol]);
+    command.args(more);
     command.env(RUN_DIR, end.dir);
     let process = end.run(name, command)?;
     Ok(process.leaving(wireguard::socket(&end.device())))
@@ -181,7 +183,7 @@ impl Tunnel for Seikan {
         let both = [end.other.inner, end.other.inner6];
         let allowed = if self.ethernet { &both[..0] } else { &both[..] };
         let text = self.settings.clone() + &config(end, allowed) + &self.idle_sections();
-        up(end, command, &self.name, &text, self.protocol)
+        up(end, command, &self.name, &text, self.protocol, &[])
     }
 
     fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {

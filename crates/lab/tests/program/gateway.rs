@@ -84,6 +84,7 @@ fn the_naive_verb_carries_and_counts_until_a_signal() {
         target: on_overlay(2).of(false),
         sources: &[],
         congestion: None,
+        forward: None,
     };
     let patience = PATIENCE;
     wait_reachable(&through, patience, &Interrupt::new(), || {

@@ -1,5 +1,6 @@
 //! The program `seikan-lab` from outside.
 
+mod bench;
 mod crude;
 mod gateway;
 mod nat;
