@@ -15,8 +15,8 @@
 //! - While IPv4 is in use directly, IPv6 is checked for a few rounds and preferred if it is no
 //!   slower: IPv6 has no NAT that could drop the mapping.
 //! - If nothing has returned [`PATIENCE`] after a packet was sent, the path in use is checked. At
-//!   [`SILENCE`] it counts as lost, and all others are tried. If the kernel refuses to send over it, it
-//!   counts as lost after [`REFUSAL`].
+//!   [`SILENCE`] it counts as lost, and all others are tried. If the kernel refuses to send over it,
+//!   before and after [`REFUSAL`], it counts as lost as well, unless it refuses all other paths too.
 //!
 //! This is a pure state machine without I/O. For a peer with a single address it keeps no state and
 //! sends nothing.
@@ -39,8 +39,8 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// Time from an unanswered packet until the path in use counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// Time for which the kernel refuses to send over the path in use until it counts as lost. An address
-/// or a route that is being replaced is gone for a moment.
+/// Time after which the path in use is checked if the kernel refuses to send over it. An address or a
+/// route that is being replaced is gone for a moment.
 pub const REFUSAL: Duration = Duration::from_millis(200);
 /// Maximum number of outstanding checks of one candidate.
 const MAX_CHECKS: usize = 16;
@@ -167,7 +167,8 @@ pub struct Paths {
     allowed_rounds: TokenBucket<16, 1000>,
     /// The oldest packet without an answer on the path in use.
     unanswered: Option<Unanswered>,
-    /// The kernel refused the last datagram over the path in use.
+    /// The kernel refused the last datagram over the path in use. Datagrams that arrive do not end it:
+    /// they prove nothing about the other direction.
     refusal: Option<Refusal>,
     /// The path in use counts as lost, until something arrives over it or another one is taken.
     lost: bool,
@@ -211,8 +212,21 @@ struct Unanswered {
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     address: SocketAddr,
-    /// When [`Paths::due`] first saw it.
-    since: Option<Instant>,
+    step: RefusalStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RefusalStep {
+    /// [`Paths::due`] has not seen it yet.
+    New,
+    /// The path is checked at this time.
+    Waiting(Instant),
+    /// The path is being checked.
+    Asked,
+    /// The kernel refused the check too.
+    Again,
+    /// The path counts as lost.
+    Lost,
 }
 
 /// An action that is due.
@@ -652,23 +666,31 @@ impl Paths {
             candidate.state = CheckState::NoRoute;
             candidate.checks.clear();
         }
-        let is_known = self.refusal.is_some_and(|known| known.address == address);
-        let has_other = self.candidates.iter().any(|c| c.address != address);
-        let is_new = used == Some(address) && !self.lost && !is_known && has_other;
-        if is_new {
-            let since = None;
-            self.refusal = Some(Refusal { address, since });
+        if used != Some(address) {
+            return false;
         }
-        is_new
+        let known = self.refusal.filter(|known| known.address == address);
+        let step = match known.map(|known| known.step) {
+            None if !self.lost && self.candidates.iter().any(|c| c.address != address) => {
+                RefusalStep::New
+            }
+            Some(RefusalStep::Asked) => RefusalStep::Again,
+            _ => return false,
+        };
+        self.refusal = Some(Refusal { address, step });
+        true
     }
 
     /// The kernel sent a datagram over the path in use.
     pub fn accepted(&mut self) {
-        self.refusal = None;
+        if let Some(refusal) = self.refusal.take() {
+            self.lost &= refusal.step != RefusalStep::Lost;
+        }
     }
 
     /// A handshake completed over the path in use, or another path was taken.
     pub fn moved(&mut self) {
+        self.refusal = None;
         self.punching = None;
         self.answered();
         self.restart_checks();
@@ -676,8 +698,8 @@ impl Paths {
 
     fn answered(&mut self) {
         self.unanswered = None;
-        self.refusal = None;
-        self.lost = false;
+        let is_refused = |refusal: Refusal| refusal.step == RefusalStep::Lost;
+        self.lost &= self.refusal.is_some_and(is_refused);
         self.punching = None;
     }
 }
@@ -691,9 +713,10 @@ impl Paths {
         let round = round.map(|at| at.max(self.allowed_rounds.available_at()));
         let ask = self.unanswered.map(|unanswered| unanswered.ask_at);
         let refusal = self.refusal.filter(|refusal| refusal.address == used);
-        let refusal = refusal.map(|refusal| {
-            let since = refusal.since;
-            since.map_or(Instant::BOOT, |since| since + REFUSAL)
+        let refusal = refusal.and_then(|refusal| match refusal.step {
+            RefusalStep::New | RefusalStep::Again => Some(Instant::BOOT),
+            RefusalStep::Waiting(at) => Some(at),
+            RefusalStep::Asked | RefusalStep::Lost => None,
         });
         round.into_iter().chain(ask).chain(refusal).min()
     }
@@ -731,6 +754,7 @@ impl Paths {
             && unanswered.ask_at <= now
         {
             if now.duration_since(unanswered.since) >= SILENCE {
+                self.ipv6_lost |= used.is_ipv6() && !is_forwarder(used);
                 due.extend(self.lose(used, CheckState::Silent));
             } else {
                 unanswered.ask_at = now + ASK_EVERY;
@@ -746,25 +770,56 @@ impl Paths {
                 }
             }
         }
-        if let Some(refusal) = &mut self.refusal
-            && refusal.address == used
-        {
-            let since = *refusal.since.get_or_insert(now);
-            if now.duration_since(since) >= REFUSAL {
-                due.extend(self.lose(used, CheckState::NoRoute));
-            }
-        }
+        self.due_after_refusal(used, now, rng, &mut due);
         due
+    }
+
+    fn due_after_refusal(
+        &mut self,
+        used: SocketAddr,
+        now: Instant,
+        rng: &mut dyn Rng,
+        due: &mut Vec<Due>,
+    ) {
+        let Some(refusal) = &mut self.refusal else {
+            return;
+        };
+        match refusal.step {
+            _ if refusal.address != used => {}
+            RefusalStep::New => refusal.step = RefusalStep::Waiting(now + REFUSAL),
+            RefusalStep::Waiting(at) if at <= now => {
+                refusal.step = RefusalStep::Asked;
+                if !self.candidates.iter().any(|c| c.address == used) {
+                    self.replace(CandidateKind::PeerReflexive, &[used], 1);
+                }
+                // Others were perhaps refused long ago.
+                let wanted = |c: &&mut Candidate| {
+                    c.address == used || matches!(c.state, CheckState::NoRoute)
+                };
+                let refused = self.candidates.iter_mut().filter(wanted);
+                due.extend(refused.map(|candidate| candidate.begin(Check::random(rng), now)));
+            }
+            RefusalStep::Again => {
+                let has_route =
+                    |c: &Candidate| c.address != used && !matches!(c.state, CheckState::NoRoute);
+                if self.candidates.iter().any(has_route) {
+                    refusal.step = RefusalStep::Lost;
+                    due.extend(self.lose(used, CheckState::NoRoute));
+                } else {
+                    // No path can be sent over. Silence decides.
+                    self.refusal = None;
+                }
+            }
+            RefusalStep::Waiting(_) | RefusalStep::Asked | RefusalStep::Lost => {}
+        }
     }
 
     /// The path in use counts as lost from now on, for a reason that the state of its candidate shows.
     fn lose(&mut self, used: SocketAddr, state: CheckState) -> Option<Due> {
         self.unanswered = None;
-        self.refusal = None;
         if let Some(candidate) = self.candidates.iter_mut().find(|c| c.address == used) {
             candidate.state = state;
         }
-        self.ipv6_lost |= used.is_ipv6() && !is_forwarder(used);
         // Only once: the handshake that follows is repeated by its own timer.
         let is_new = !std::mem::replace(&mut self.lost, true);
         self.tried_without_lost &= !is_new;

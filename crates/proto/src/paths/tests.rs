@@ -780,46 +780,110 @@ fn another_address_of_the_peer_ends_a_pause_of_punching() {
     assert!(paths.may_punch(at(21_000), true));
 }
 
-#[test]
-fn a_path_in_use_that_the_kernel_refuses_is_lost_without_a_silence() {
+/// Over IPv4, with no checks of IPv6 any more.
+fn settled() -> Paths {
     let mut paths = both_families();
-    let used = direct(1);
-    paths.sent(at(5000));
+    for ms in (0..100_000).step_by(100) {
+        due(&mut paths, direct(1), at(ms));
+    }
+    paths
+}
+
+/// Refuses the path in use until it has been checked after [`REFUSAL`]; returns the checks.
+fn refuse_until_checked(paths: &mut Paths, used: SocketAddr, ms: u64) -> Vec<SocketAddr> {
     assert!(paths.refused(used, Some(used)));
     assert_eq!(paths.next_wakeup(Some(used)), Some(Instant::BOOT));
-    assert!(!due(&mut paths, used, at(5000)).contains(&Due::Lost));
-    // Further ones do not postpone it.
+    assert_eq!(due(paths, used, at(ms)), []);
+    // Further ones do not postpone the check.
     assert!(!paths.refused(used, Some(used)));
-    assert!(!due(&mut paths, used, at(5199)).contains(&Due::Lost));
-    assert!(due(&mut paths, used, at(5200)).contains(&Due::Lost));
+    assert_eq!(due(paths, used, at(ms + 199)), []);
+    let checks = due(paths, used, at(ms + 200)).into_iter();
+    checks
+        .map(|due| match due {
+            Due::Check(_, address) => address,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn a_path_in_use_that_the_kernel_refuses_is_lost_without_a_silence() {
+    let mut paths = settled();
+    let used = direct(1);
+    assert_eq!(refuse_until_checked(&mut paths, used, 105_000), [used]);
+    assert!(paths.refused(used, Some(used)));
+    assert!(due(&mut paths, used, at(105_201)).contains(&Due::Lost));
     assert!(paths.is_lost() && paths.leaves_out_lost());
-    // Once, until something arrives over it.
+    // Once, until the kernel sends over it again.
     assert!(!paths.refused(used, Some(used)));
-    assert!(!due(&mut paths, used, at(9000)).contains(&Due::Lost));
+    assert_eq!(due(&mut paths, used, at(105_900)), []);
+    paths.accepted();
+    assert!(!paths.is_lost());
 }
 
 #[test]
 fn a_refusal_that_is_over_loses_nothing() {
-    let mut paths = both_families();
+    let mut paths = settled();
     let used = direct(1);
+    for ms in [105_000, 106_000] {
+        // A single datagram was refused, and no other was sent: the check is.
+        assert_eq!(refuse_until_checked(&mut paths, used, ms), [used]);
+        paths.accepted();
+        assert_eq!(due(&mut paths, used, at(ms + 500)), []);
+    }
+    assert!(!paths.is_lost());
+}
+
+#[test]
+fn datagrams_that_arrive_do_not_end_a_refusal() {
+    let mut paths = settled();
+    let used = direct(1);
+    assert!(paths.refused(used, Some(used)));
+    for ms in (105_000..105_200).step_by(20) {
+        assert_eq!(due(&mut paths, used, at(ms)), []);
+        paths.on_datagram(used, Some(used), true, at(ms));
+    }
+    assert_eq!(due(&mut paths, used, at(105_200)).len(), 1);
+    assert!(paths.refused(used, Some(used)));
+    assert!(due(&mut paths, used, at(105_201)).contains(&Due::Lost));
+    paths.on_datagram(used, Some(used), true, at(105_220));
+    assert!(paths.is_lost());
+}
+
+#[test]
+fn a_refusal_of_all_paths_loses_none() {
+    let mut paths = settled();
+    let used = direct(1);
+    paths.refused(direct6(), Some(used));
+    assert_eq!(
+        refuse_until_checked(&mut paths, used, 105_000),
+        [direct6(), used]
+    );
     paths.refused(used, Some(used));
-    due(&mut paths, used, at(5000));
-    paths.accepted();
-    assert!(!due(&mut paths, used, at(5200)).contains(&Due::Lost));
-    // The next one lasts as long again.
+    paths.refused(direct6(), Some(used));
+    assert_eq!(due(&mut paths, used, at(105_201)), []);
+    assert!(!paths.is_lost());
+}
+
+#[test]
+fn a_path_that_was_refused_long_ago_is_tried_again() {
+    let mut paths = settled();
+    let used = direct(1);
+    paths.refused(direct6(), Some(used));
+    refuse_until_checked(&mut paths, used, 105_000);
+    // The other check was sent.
     paths.refused(used, Some(used));
-    assert!(!due(&mut paths, used, at(5300)).contains(&Due::Lost));
-    assert!(due(&mut paths, used, at(5500)).contains(&Due::Lost));
+    assert!(due(&mut paths, used, at(105_201)).contains(&Due::Lost));
 }
 
 #[test]
 fn the_only_path_and_one_that_is_not_in_use_are_not_lost_by_a_refusal() {
     let mut only = Paths::default();
     only.set_signalled(&[direct(1)]);
-    let mut others = both_families();
+    let mut others = settled();
     for (paths, refused) in [(&mut only, direct(1)), (&mut others, direct6())] {
-        for ms in [5000, 6000, 7000] {
-            paths.refused(refused, Some(direct(1)));
+        for ms in [105_000, 106_000, 107_000] {
+            assert!(!paths.refused(refused, Some(direct(1))));
             assert!(!due(paths, direct(1), at(ms)).contains(&Due::Lost), "{ms}");
         }
     }

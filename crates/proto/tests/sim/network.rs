@@ -44,7 +44,7 @@ pub struct Path {
     pub jitter: Duration,
     /// Loss of each datagram, independent of others.
     pub loss: f64,
-    /// Losses in bursts besides.
+    /// Losses in bursts, in addition.
     pub bursts: Option<Bursts>,
     /// Share of datagrams that are delayed by up to ten times the latency.
     pub reordering: f64,
