@@ -148,7 +148,7 @@ impl LogArguments {
 }
 
 /// Whether standard error is read by the journal of systemd (systemd.exec(5), `$JOURNAL_STREAM`).
-fn is_journal() -> bool {
+pub fn is_journal() -> bool {
     let stream = std::env::var("JOURNAL_STREAM").ok();
     let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
     let metadata = stderr.and_then(|file| file.metadata()).ok();

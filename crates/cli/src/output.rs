@@ -7,7 +7,7 @@ pub use seikan_ui::output::{colours, counted, print_json, stdout};
 
 use crate::permission;
 
-/// Prints an error and its causes. After a lack of rights, also the command that has them.
+/// Prints an error and its causes. If rights are missing, also prints the command to run.
 pub fn error(error: &anyhow::Error) {
     seikan_ui::output::error(error);
     permission::advise(&format!("{error:#}"), true);

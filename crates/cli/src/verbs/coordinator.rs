@@ -30,7 +30,7 @@ use arguments::{
 pub use arguments::Arguments;
 
 /// Default directory.
-const DIRECTORY: &str = "/var/lib/seikan-coordinator";
+pub const DIRECTORY: &str = "/var/lib/seikan-coordinator";
 /// Default TCP port.
 const PORT: u16 = 7443;
 /// File with the port of the last start and the pin of the certificate, for `token`.

@@ -337,7 +337,7 @@ fn configuration_file(target: &str, interface: &str) -> PathBuf {
 fn create(file: &Path) -> anyhow::Result<Draft> {
     let failed = || {
         format!(
-            "cannot write {}; --iface names another file",
+            "cannot write {}; name another file with --iface",
             file.display()
         )
     };

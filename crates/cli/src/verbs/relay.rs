@@ -25,7 +25,7 @@ use crate::screen::{DIM, RESET, joined, printable};
 use crate::service::{self, Listener};
 
 /// Default directory.
-const DIRECTORY: &str = "/var/lib/seikan-relay";
+pub const DIRECTORY: &str = "/var/lib/seikan-relay";
 /// Default UDP port: the port of STUN (RFC 8489, section 18.6).
 const PORT: u16 = 3478;
 /// File with the TLS port of the last start and the pin of a self-signed certificate, for `relay
