@@ -176,6 +176,10 @@ impl Direction {
             self.counts.unsegmented += count;
             return;
         }
+        let now = match self.faults.nic_jitter_us {
+            0 => now,
+            most => now + Duration::from_micros(most).mul_f64(self.random.share()),
+        };
         let packet = Rc::from(packet);
         let mut run: Option<(usize, Fate)> = None;
         for index in 0..frames.count() {
@@ -613,6 +617,38 @@ mod tests {
         let expected = [2.5, 4.0, 5.5, 7.0].map(|n| NOW + Duration::from_secs_f64(n / 1e3));
         assert_eq!(times[..4], expected);
         assert_eq!(direction.counts().overflowed, 1);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn the_nic_holds_packets_back_for_any_time_and_keeps_their_order() {
+        let faults = Faults {
+            nic_jitter_us: 500,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        let sent = |n| NOW + Duration::from_millis(n);
+        let delays: Vec<f64> = (0..1000)
+            .map(|n| {
+                direction.offer(sent(n), &super_packet(SIZE));
+                (drain(&mut direction)[0] - sent(n)).as_secs_f64() * 1e6
+            })
+            .collect();
+        assert!(delays.iter().all(|delay| (0.0..500.0).contains(delay)));
+        // The mean of a uniform distribution, and five standard deviations of it: 500 / sqrt(12,000).
+        let mean = delays.iter().sum::<f64>() / 1000.0;
+        assert!((mean - 250.0).abs() < 23.0, "{mean}");
+        // Both at once: the second does not overtake the first.
+        for n in 2000..3000 {
+            direction.offer(sent(n), &super_packet(2 * SIZE));
+            direction.offer(sent(n), &super_packet(SIZE));
+            let arrived: Vec<_> = std::iter::from_fn(|| direction.due(sent(n + 1))).collect();
+            assert_eq!(arrived.len(), 2);
+            assert!(arrived[0].0.len() > arrived[1].0.len());
+            arrived
+                .iter()
+                .for_each(|(_, frames)| direction.count_arrived(*frames, true));
+        }
         check_all_accounted(&direction);
     }
 

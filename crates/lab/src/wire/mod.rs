@@ -29,7 +29,7 @@ pub use carrier::{CarrierOptions, carry};
 /// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
 /// for each frame.
 ///
-/// In this order: the sending NIC's faults (`broken_*`) and its rate, then the path's: black hole,
+/// In this order: the sending NIC's faults (`broken_*`), its delay and its rate, then the path's: black hole,
 /// loss, rate, delay, holding back, duplication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -52,6 +52,12 @@ pub struct Faults {
     /// Rate of the sending NIC, in bits per second. Frames reach the path's queue no faster than
     /// this, and none is dropped before the queue. 0: no limit.
     pub nic_bits: u64,
+    /// Maximum time for which the sending host holds back a packet (or super-packet) before the path,
+    /// uniform from 0, in microseconds. It keeps the order. Without it, the acknowledgements of two
+    /// flows arrive in a fixed pattern, and a full queue may drop packets of one flow only (S. Floyd
+    /// and V. Jacobson, On Traffic Phase Effects in Packet-Switched Gateways, 1992). The time of a
+    /// packet at the path's rate prevents that.
+    pub nic_jitter_us: u64,
     /// Rate of the path in bits per second, counting frames with their Ethernet header; 0: no
     /// limit.
     pub rate_bits: u64,
@@ -83,6 +89,7 @@ impl Default for Faults {
             reorder_us: 3000,
             duplicate: 0.0,
             nic_bits: 0,
+            nic_jitter_us: 0,
             rate_bits: 0,
             queue_bytes: 256 << 10,
             queue_frames: 0,

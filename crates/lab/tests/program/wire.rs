@@ -364,6 +364,7 @@ fn its_devices_go_with_it() {
 
 /// The path of the checks below: 40 ms, 20 Mbit/s, a queue of 100 ms.
 const PATH: Faults = Faults {
+    nic_jitter_us: 0,
     delay_us: 20_000,
     jitter_us: 0,
     loss: 0.0,

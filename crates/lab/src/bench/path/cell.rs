@@ -138,6 +138,7 @@ impl Cell {
                 reorder: self.reorder_percent / 100.0,
                 reorder_us: (HELD_BACK * FRAME / bytes_per_second * 1e6) as u64,
                 nic_bits: NIC_BITS,
+                nic_jitter_us: (FRAME / bytes_per_second * 1e6) as u64,
                 rate_bits: (self.rate_mbit * 1e6) as u64,
                 queue_bytes: bytes,
                 queue_frames: frames,
