@@ -135,6 +135,8 @@ stage_programs() {
 
 write_licenses() {
     local program
+    # The list is made offline, and is read from the crates of all platforms.
+    cargo fetch --quiet --locked
     for program in cli lab; do
         cargo-about generate --frozen --target $triple --manifest-path crates/$program/Cargo.toml --config packaging/licenses/about.toml \
             packaging/licenses/about.hbs 2>"$STAGE/about.log" >"$STAGE/licenses.$program" || {
