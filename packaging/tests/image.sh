@@ -125,8 +125,8 @@ echo "= image of $(($(stat -c %s "$dist"/seikan-*-image.tar) / 1000)) kB; coordi
 engine rm --force --all --time 1
 engine volume rm --force --all
 
-# packaging/container/compose.yaml by podman-compose, with the command of its comment. The engine is the one of above. A namespace is
-# in the place of the network of the host, and another one in the place of the engine's bridge, which needs a firewall.
+# packaging/container/compose.yaml by podman-compose, with the command of its comment. The engine is the same. A namespace
+# replaces the network of the host, and another one the bridge of the engine, which needs a firewall.
 cat >"$work/podman" <<END
 #!/usr/bin/env bash
 engine=(podman --storage-driver vfs --root $work/images --runroot $work/containers --runtime crun --cgroup-manager cgroupfs)

@@ -70,7 +70,7 @@ $(block $page 'Back up and move a mesh' sh 'coordinator import')"
 names() { on hub 'setpriv --reuid seikan-coordinator --regid seikan-coordinator --clear-groups \
     seikan coordinator members --dir /var/lib/seikan-coordinator --json' | python3 -c 'import json, sys; print(*sorted(m["name"] for m in json.load(sys.stdin)))'; }
 [ "$(names)" = 'hub laptop' ] || fail "other members after the move: $(names)"
-# The coordinator answers a member of before: a change of its key needs it.
+# The coordinator answers a member that joined before the move: a change of its key needs it.
 eventually 60 on laptop 'seikan rotate-key'
 eventually 30 on laptop "ping -c 1 -W 1 $address"
 echo "= a mesh moves to an empty directory, and its members stay"

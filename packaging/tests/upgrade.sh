@@ -114,10 +114,12 @@ END
     [ -s "$database-wal" ]
     eventually 60 disconnected
 fi
-copy=$(basename "$database".schema*)
+copies=("$database".schema*)
+[ ${#copies[@]} = 1 ] || fail "more than one copy: ${copies[*]}"
+copy=$(basename "${copies[0]}")
 # The commands of that page, as a reader copies them, with the names of here. The machine has no sudo and its user is root.
 page=../../docs/reference/compatibility.md
-commands=$(sed -n '/^## Back to the version before/,$ { /^```sh/,/^```$/ { /^```/! p } }' $page |
+commands=$(sed -n '/^## Back to the version before/,/^## [^B]/ { /^```sh/,/^```$/ { /^```/! p } }' $page |
     sed -e "s/mesh\.db\.schema[0-9]*/$copy/" -e 's|\./seikan_[^ ]*_amd64\.deb|/root/old/seikan_*.deb|')
 for part in 'systemctl stop' 'rm -f' "$copy" 'apt install --allow-downgrades /root/old/' 'systemctl start'; do
     [[ $commands == *"$part"* ]] || fail "$page no longer has the command: $part"

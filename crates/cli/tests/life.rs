@@ -227,14 +227,18 @@ fn what_another_program_removes_is_restored_until_it_is_fought_for() {
             &["-4", "rule", "delete", "table", "51820"],
             &["-6", "rule", "delete", "table", "51820"],
         ];
+        // Other programs on the machine can only delay it. Ten restorations in a minute are a fight.
+        let mut spare = tries() - 1;
         for removal in removals {
-            // Other programs on the machine can only delay it.
-            let is_in_time = (0..tries()).any(|_| {
+            loop {
                 let took = until_restored(world, removal, &before);
                 println!("{removal:?}: {} ms", took.as_millis());
-                took <= RESTORED_WITHIN
-            });
-            assert!(is_in_time, "{removal:?}");
+                if took <= RESTORED_WITHIN {
+                    break;
+                }
+                assert!(spare > 0, "{removal:?}: {} ms", took.as_millis());
+                spare -= 1;
+            }
         }
         assert!(world.answers_within(PATIENCE));
         let count = restored(world)["count"].as_u64().expect("a number");

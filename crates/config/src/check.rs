@@ -429,12 +429,12 @@ fn check_reach(draft: &Draft, reporter: &mut Reporter<'_>) {
     note_silence(draft, reporter);
 }
 
-/// Notes that a NAT or firewall here ends the path of a peer in a silence, so that the peer cannot
-/// begin. Many clients need no more, so the file gets one note. It leaves out members of a mesh,
-/// which keep their paths open, and gateways, whose devices send.
+/// Notes that a NAT or firewall here may forget a peer that is silent, which then cannot reach this
+/// host. Many clients need no more, so the file gets one note. Members of a mesh get none: they keep
+/// their paths open.
 fn note_silence(draft: &Draft, reporter: &mut Reporter<'_>) {
     let interface = &draft.interface;
-    if interface.coordinator.is_given() || draft.gateway.site.line != 0 {
+    if interface.coordinator.is_given() {
         return;
     }
     let is_silent = |peer: &&Peer| {
@@ -456,9 +456,9 @@ fn note_silence(draft: &Draft, reporter: &mut Reporter<'_>) {
     reporter.note(
         peer.site,
         format!(
-            "this peer{others} may be unable to begin after a silence: there is no `{port}` and no `{name}`"
+            "this peer{others} may be unable to reach this host after a silence: there is no `{port}` and no `{name}`"
         ),
-        format!("add `{name} = 25` if the peer has to begin and a NAT or firewall is on this side"),
+        format!("add `{name} = 25` if the peer has to send first and a NAT or firewall is on this side"),
     );
 }
 

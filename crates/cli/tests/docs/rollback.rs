@@ -110,7 +110,7 @@ fn a_coordinator_goes_back_to_the_version_before_with_its_members() {
     let members = "sudo -u seikan-coordinator seikan coordinator members";
     let members = run(&mut network, "hub", members, 1);
     assert!(members.contains("laptop"), "{members}");
-    // The member of before hears of a new one, from this coordinator.
+    // The member that joined before the rollback hears of a new one, from this coordinator.
     join(&mut network, "web");
     run(&mut network, "laptop", "seikan ping -c 1 web", 60);
 }

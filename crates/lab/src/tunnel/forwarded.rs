@@ -58,7 +58,7 @@ impl Tunnel for Forwarded {
         self.programs[0] == program::SEIKAN
     }
 
-    /// Most loads cannot pass a forwarded port, and other figures do not compare with it.
+    /// Most loads cannot pass a forwarded port, and figures of an interface cannot be compared with it.
     fn by_default(&self) -> bool {
         false
     }

@@ -325,8 +325,8 @@ pub(crate) fn start_ends(
 }
 
 /// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others,
-/// tunnels without an interface. With `idle_peers`, also Seikan with this many additional peers that never send; with `uplink`, also
-/// Seikan with this `uplink-rate`.
+/// tunnels without an interface. With `idle_peers`, also Seikan with this many additional peers that
+/// never send; with `uplink`, also Seikan with this `uplink-rate`.
 pub fn all(idle_peers: u32, uplink: Option<&str>) -> Vec<Arc<dyn Tunnel>> {
     fn shared(tunnel: impl Tunnel + 'static) -> Arc<dyn Tunnel> {
         Arc::new(tunnel)

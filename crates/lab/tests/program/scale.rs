@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Maximum number of wake-ups per second of a daemon that talks to nobody. The tunnel alone has one at
 /// most (`an_idle_tunnel_wakes_at_most_once_a_second`), and the mesh asks its coordinator and keeps its
-/// address at a NAT. A timer that each member of a mesh had would exceed it.
+/// address at a NAT. A timer of a second for each member of a mesh would exceed it.
 const MOST_WAKEUPS: f64 = 10.0;
 
 #[test]
@@ -42,6 +42,6 @@ fn many_daemons_reach_each_other_and_all_is_measured() {
         assert!(all_positive(&rate["median"]), "{figures}");
     }
     let wakeups = figures["silent_wakeups"].as_f64().expect("a number");
-    assert!(wakeups <= MOST_WAKEUPS, "{wakeups}");
+    assert!(wakeups > 0.0 && wakeups <= MOST_WAKEUPS, "{wakeups}");
     assert!(figures["changes"].as_u64() > Some(0), "{figures}");
 }
