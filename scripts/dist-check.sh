@@ -3,7 +3,7 @@
 # the packages with real units under systemd, upgrade and removal, the container image, the program for aarch64 under QEMU, and the
 # workflow of a release.
 #
-#   scripts/dist-check.sh [TEST...]     root; three minutes, and two more for the first run
+#   scripts/dist-check.sh [TEST...]     root; five minutes, and two more for the first run
 #
 # TEST is a script of packaging/tests. With OLD=DIR, the upgrade is from the packages in that folder, those of an earlier version.
 #

@@ -110,3 +110,7 @@ configure emulated 1 'cipher = "auto"'
 sed -i 's/^allowed-ips.*/allowed-ips = "0.0.0.0\/0"/' "$work/emulated.toml"
 ! program emulated up "$work/emulated.toml" >"$work/emulated.log" 2>&1 || fail "a tunnel of all traffic has no mark"
 grep -q 'cannot set firewall mark' "$work/emulated.log"
+for name in emulated native; do
+    ip netns delete $name
+done
+ip link delete switch

@@ -59,6 +59,8 @@ on office 'apt-get purge -y seikan
     apt-get install -y --no-install-recommends ./seikan_*.deb ./seikan-lab_*.deb
     seikan-lab --version'
 if on office '[ -c /dev/net/tun ] && unshare --net ip link add left type veth peer name right'; then
+    # systemd-nspawn has it mounted read-only. The demo sets parameters of its own hosts there.
+    on office 'mount -o remount,bind,rw /proc/sys'
     before=$(on office 'ip -o link; ip rule; ls /run')
     on office 'seikan demo --seconds 1 --json' >"$work/demo.json" || log "the demo ended with a status other than 0"
     [ "$(on office 'ip -o link; ip rule; ls /run')" = "$before" ] || fail "the demo left something behind"

@@ -3,7 +3,14 @@
 # installed, upgraded, verified and removed, with its scripts.
 . ./machines.sh
 set -euo pipefail
-rpmlint --strict --config ../rpmlint.toml "$dist"/*.rpm
+# rpmlint unpacks by cpio, and the names of the files are absolute: without this, it would unpack them into the root of this host.
+mkdir "$work/rpmlint"
+printf '#!/bin/sh\nexec %s --no-absolute-filenames "$@"\n' "$(command -v cpio)" >"$work/rpmlint/cpio"
+chmod 755 "$work/rpmlint/cpio"
+unpacked() { stat -c '%n %z' /usr/share/licenses/seikan/* 2>&1 || :; }
+before=$(unpacked)
+PATH=$work/rpmlint:$PATH rpmlint --strict --config ../rpmlint.toml "$dist"/*.rpm
+[ "$(unpacked)" = "$before" ] || fail "rpmlint has unpacked a package into the root of this host"
 cp -a "$base" "$work/rpm"
 root=$work/rpm
 cp "$dist"/seikan-[0-9]*.x86_64.rpm "$root/root/seikan.rpm"
