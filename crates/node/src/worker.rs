@@ -45,6 +45,8 @@ const RECEIVE_BUFFERS_MERGED: usize = 8;
 const MERGED_BYTES: usize = 4096;
 /// Maximum time for which the worker waits for a full send buffer before it drops datagrams.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
+/// Time after which a tunnel has run everything that only its start needs: a member has reached its coordinator.
+const START: Duration = Duration::from_secs(10);
 
 const TOKEN_V4: u64 = 0;
 const TOKEN_V6: u64 = 1;
@@ -136,7 +138,12 @@ fn run_loop(
     let mut served = Vec::new();
     let mut punch_ready = Vec::new();
     let mut reads = true;
+    // Not of a program that embeds the tunnel.
+    let mut unmap_at = signals.map(|_| now().mono + START);
     loop {
+        if unmap_at.take_if(|at| *at <= now().mono).is_some() {
+            seikan_sys::memory::unmap_code();
+        }
         // Packets wait in the device's queue while datagrams wait for the uplink.
         let is_at_limit = node.pacer.is_at_limit();
         if reads == is_at_limit {
@@ -156,6 +163,7 @@ fn run_loop(
                 node.floods.wakeup(),
                 node.pacer.wakeup(),
                 node.transports.wakeup(),
+                unmap_at,
             ];
             let next = wakeups.into_iter().flatten().min();
             next.map(|at| at.duration_since(now().mono))
