@@ -9,7 +9,7 @@ mod snapshot;
 pub mod view;
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -157,6 +157,14 @@ fn read_listener(directory: &Path) -> Listener {
 fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
     let mesh = arguments.directory.open()?;
     let listener = read_listener(&arguments.directory.dir);
+    if !arguments.directory.dir.join(LISTENER_FILE).exists() {
+        // It makes the database before its certificate.
+        writeln!(
+            anstream::stderr(),
+            "warning: the coordinator has not listened yet, so this command has no pin and the usual port; \
+             run `seikan coordinator token` again once it listens"
+        )?;
+    }
     let token = Token::generate(&mut SystemRandom);
     let new = NewToken {
         label: arguments.label.clone(),
