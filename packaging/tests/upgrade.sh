@@ -78,39 +78,19 @@ for direction in ("inbound", "outbound"):
     print("dropped", direction, drops)' $protocol
 done
 
-# The coordinator goes on with its member. If the newer version has no other schema, a few lines of Python change the file as a
+# The coordinator goes on with its member. If the newer version has no other schema, later_version.py changes the file as a
 # version with another schema does. The log of the killed process must not get into the copy.
 eventually 30 connected
 [ "$(members)" = branch ] || fail "the coordinator has other members after the upgrade: $(members)"
 database=$work/office/var/lib/seikan-coordinator/mesh.db
 if ! ls "$database".schema* 2>/dev/null; then
     on office 'systemctl stop seikan-coordinator'
-    python3 - "$database" <<'END'
-import os, sqlite3, sys
-path = sys.argv[1]
-owner = os.stat(path)
-database = sqlite3.connect(path, isolation_level=None)
-schema = database.execute("PRAGMA user_version").fetchone()[0]
-copy = sqlite3.connect(f"{path}.schema{schema}")
-database.backup(copy)
-copy.close()
-database.execute("ALTER TABLE kv RENAME TO later")
-database.execute(f"PRAGMA user_version = {schema + 1}")
-database.close()
-os.chown(f"{path}.schema{schema}", owner.st_uid, owner.st_gid)
-os.chmod(f"{path}.schema{schema}", 0o600)
-END
+    python3 later_version.py upgrade "$database"
     on office 'systemctl reset-failed seikan-coordinator
         if systemctl start seikan-coordinator; then exit 1; fi
         systemctl stop seikan-coordinator
         journalctl -u seikan-coordinator | grep "a later version of seikan"'
-    python3 - "$database" <<'END'
-import os, sqlite3, sys
-database = sqlite3.connect(sys.argv[1], isolation_level=None)
-database.execute("PRAGMA journal_mode = WAL")
-database.execute("DELETE FROM later")
-os._exit(0)
-END
+    python3 later_version.py kill "$database"
     [ -s "$database-wal" ]
     eventually 60 disconnected
 fi

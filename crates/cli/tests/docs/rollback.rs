@@ -1,5 +1,5 @@
 //! The rollback of a coordinator, by the commands of docs/reference/compatibility.md. The version
-//! before the upgrade is this one. A few lines of Python change the file as a later one does.
+//! before the upgrade is this one. A script changes the file as a later one does.
 
 use super::compare;
 use super::hosts::Network;
@@ -10,35 +10,9 @@ use std::path::Path;
 
 const PAGE: &str = "docs/reference/compatibility.md";
 
-/// Changes the file as the first start of a later version: a copy of the file as it was, and
-/// another schema.
-const UPGRADE: &str = r#"
-umask 077
-sudo -u seikan-coordinator python3 - <<END
-import sqlite3
-path = "/var/lib/seikan-coordinator/mesh.db"
-database = sqlite3.connect(path, isolation_level=None)
-schema = database.execute("PRAGMA user_version").fetchone()[0]
-copy = sqlite3.connect(f"{path}.schema{schema}")
-database.backup(copy)
-copy.close()
-database.execute("ALTER TABLE kv RENAME TO later")
-database.execute(f"PRAGMA user_version = {schema + 1}")
-END
-"#;
-
-/// Changes the file as a later version that is then killed: its log must not get into the copy.
-const KILL: &str = r#"
-sudo -u seikan-coordinator python3 - <<END
-import os, sqlite3
-path = "/var/lib/seikan-coordinator/mesh.db"
-database = sqlite3.connect(path, isolation_level=None)
-database.execute("PRAGMA journal_mode = WAL")
-database.execute("DELETE FROM later")
-os._exit(0)
-END
-[ -s /var/lib/seikan-coordinator/mesh.db-wal ]
-"#;
+/// Changes the database as a later version does.
+const LATER_VERSION: &str = include_str!("../../../../packaging/tests/later_version.py");
+const DATABASE: &str = "/var/lib/seikan-coordinator/mesh.db";
 
 const JOIN: &str = "sudo seikan join https://hub.example.org:7443 --pin sha256:... --token skt_...";
 
@@ -93,7 +67,13 @@ fn a_coordinator_goes_back_to_the_version_before_with_its_members() {
         1,
     );
     join(&mut network, "laptop");
-    let stop = format!("sudo systemctl stop seikan-coordinator\n{UPGRADE}");
+    let later = |action: &str| {
+        format!(
+            "sudo -u seikan-coordinator python3 - {action} {DATABASE} <<'END'\n{LATER_VERSION}END\n"
+        )
+    };
+    let upgrade = later("upgrade");
+    let stop = format!("sudo systemctl stop seikan-coordinator\n{upgrade}");
     run(&mut network, "hub", &stop, 1);
     let fails = Directive {
         fails: true,
@@ -103,7 +83,10 @@ fn a_coordinator_goes_back_to_the_version_before_with_its_members() {
     let refused = refused.run("sudo systemctl start seikan-coordinator", &fails);
     let refused = refused.expect("a refusal");
     assert!(refused.contains("a later version of seikan"), "{refused}");
-    run(&mut network, "hub", KILL, 1);
+    // Its log must not get into the copy.
+    let kill = later("kill");
+    let kill = format!("{kill}[ -s {DATABASE}-wal ]\n");
+    run(&mut network, "hub", &kill, 1);
     // packaging/tests/upgrade.sh installs a package; here the program is this one all along.
     let apt = "printf '#!/bin/sh\\n' > /usr/local/bin/apt\nchmod 755 /usr/local/bin/apt\n";
     run(&mut network, "hub", &format!("{apt}{}", documented.text), 1);
