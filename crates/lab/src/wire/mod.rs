@@ -29,8 +29,8 @@ pub use carrier::{CarrierOptions, carry};
 /// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
 /// for each frame.
 ///
-/// In this order: the sending NIC's faults (`broken_*`), its delay and its rate, then the path's: black hole,
-/// loss, rate, delay, holding back, duplication.
+/// In this order: the sending NIC's faults (`broken_*`), its delay and its rate, then the path's:
+/// black hole, loss, rate, delay, holding back, duplication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {

@@ -4,23 +4,6 @@ use serde_json::Value;
 
 use crate::common::skip;
 
-/// Runs `seikan-lab bench` and reads its JSON.
-fn compared(words: &[&str]) -> Value {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("bench.json");
-    let output = super::lab()
-        .args(["bench", "--seconds", "1", "--rounds", "1"])
-        .args(words)
-        .arg("--json")
-        .arg(&file)
-        .output()
-        .expect("seikan-lab");
-    let written = String::from_utf8_lossy(&output.stderr);
-    // Its status is 1 if a load fails.
-    let json = std::fs::read(&file).unwrap_or_else(|error| panic!("{error}: {written}"));
-    serde_json::from_slice(&json).expect("a report")
-}
-
 fn list(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
 }
@@ -32,7 +15,8 @@ fn forwarded_ports_are_compared_and_carry_tcp_only() {
     }
     // With the loads in one run, the port of the server is used again at once.
     let names = "native-userspace,wireguard-userspace,wireproxy";
-    let report = compared(&["--only", names, "--loads", "tcp1,rev,udp"]);
+    // Its status is 1 because a load fails.
+    let (_, report): (_, Value) = super::bench(&["--only", names, "--loads", "tcp1,rev,udp"]);
     let (rows, absent) = (list(&report["rows"]), list(&report["absent"]));
     if let Some(absent) = absent.first() {
         // Required by no test: `make bench-userspace` installs it.

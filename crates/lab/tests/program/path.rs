@@ -22,19 +22,9 @@ fn compared(words: &[&str]) -> Option<PathReport> {
         skip("the lab needs root");
         return None;
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("paths.json");
-    let output = super::lab()
-        .args(["bench", "--path", "--seconds", "1", "--rounds", "1"])
-        .args(words)
-        .arg("--json")
-        .arg(&file)
-        .output()
-        .expect("seikan-lab");
-    let written = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{written}");
-    let json = std::fs::read(&file).expect("a file");
-    Some(serde_json::from_slice(&json).expect("a report"))
+    let (works, report) = super::bench(&[&["--path"], words].concat());
+    assert!(works);
+    Some(report)
 }
 
 #[test]
