@@ -309,6 +309,23 @@ fn a_relative_directory_is_found_and_a_missing_one_is_not_made() {
 }
 
 #[test]
+fn a_token_before_the_coordinator_has_listened_warns_that_the_pin_is_missing() {
+    if !is_root() {
+        return;
+    }
+    let mesh = Mesh::new();
+    let warns = || {
+        let output = mesh.run(&["token"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output).contains("has not listened yet")
+    };
+    assert!(!warns());
+    // As on its first start, between the database and the certificate.
+    fs::remove_file(mesh.directory().join("listens")).expect("removed");
+    assert!(warns());
+}
+
+#[test]
 fn root_uses_no_directory_that_others_can_change() {
     if !is_root() {
         return;
