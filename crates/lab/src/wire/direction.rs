@@ -373,6 +373,8 @@ impl Direction {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::frame::tests::{SIZE, super_packet};
     use super::*;
 
@@ -650,6 +652,142 @@ mod tests {
                 .for_each(|(_, frames)| direction.count_arrived(*frames, true));
         }
         check_all_accounted(&direction);
+    }
+
+    /// A TCP sender: it learns of two segments at once, adds half a segment to its window in each
+    /// round trip, and reduces the window to 0.7 once for all losses of a round trip, like CUBIC in
+    /// its Reno-friendly region (RFC 9438, section 4.3).
+    struct Sender {
+        window: f64,
+        in_flight: u64,
+        /// Time of the last reduction.
+        reduced: Duration,
+        /// Segments that arrived.
+        arrived: u64,
+    }
+
+    /// News of some segments of a sender.
+    struct News {
+        sender: usize,
+        arrived: u64,
+        lost: u64,
+        sent: Duration,
+    }
+
+    /// Returns the shares of two TCP streams in a queue of 32 packets, at 50 Mbit/s and a round trip
+    /// of 40 ms, which is longer by `extra` for the second one.
+    fn shares(extra: Duration) -> [f64; 2] {
+        const ROUND_TRIP: Duration = Duration::from_millis(40);
+        const END: Duration = Duration::from_secs(80);
+        let packet_time = time_on_wire(SIZE + 54, 50_000_000);
+        let mut direction = with_faults(Faults {
+            delay_us: ROUND_TRIP.as_micros() as u64,
+            nic_bits: 10_000_000_000,
+            nic_jitter_us: packet_time.as_micros() as u64,
+            rate_bits: 50_000_000,
+            queue_bytes: u64::MAX,
+            queue_frames: 32,
+            ..Faults::default()
+        });
+        let mut senders = [0, 1].map(|_| Sender {
+            window: 100.0,
+            in_flight: 0,
+            reduced: NOW,
+            arrived: 0,
+        });
+        // Senders of the segments on the path, in their order.
+        let mut on_path: VecDeque<usize> = VecDeque::new();
+        let mut news: BTreeMap<(Duration, u64), News> = BTreeMap::new();
+        let mut number = 0;
+        let mut tell = |news: &mut BTreeMap<_, _>, at: Duration, content: News| {
+            number += 1;
+            let later = if content.sender == 1 {
+                extra
+            } else {
+                Duration::ZERO
+            };
+            news.insert((at + later, number), content);
+        };
+        for sender in [0, 1] {
+            let content = News {
+                sender,
+                arrived: 0,
+                lost: 0,
+                sent: NOW,
+            };
+            tell(&mut news, NOW, content);
+        }
+        loop {
+            let next = news.first_key_value().map(|((at, _), _)| *at);
+            let due = direction.next_due();
+            let now = next
+                .into_iter()
+                .chain(due)
+                .min()
+                .expect("segments on the path");
+            if now > END {
+                break;
+            }
+            if due == Some(now) {
+                let (_, frames) = direction.due(now).expect("due");
+                for sender in on_path.drain(..frames as usize) {
+                    senders[sender].arrived += 1;
+                    if senders[sender].arrived % 2 == 0 {
+                        tell(
+                            &mut news,
+                            now,
+                            News {
+                                sender,
+                                arrived: 2,
+                                lost: 0,
+                                sent: now,
+                            },
+                        );
+                    }
+                }
+                continue;
+            }
+            let (_, content) = news.pop_first().expect("news");
+            let sender = &mut senders[content.sender];
+            sender.in_flight -= content.arrived + content.lost;
+            sender.window += 0.5 * content.arrived as f64 / sender.window;
+            if content.lost > 0 && content.sent >= sender.reduced {
+                sender.window *= 0.7;
+                sender.reduced = now;
+            }
+            let count = (sender.window as u64).saturating_sub(sender.in_flight);
+            if count == 0 {
+                continue;
+            }
+            sender.in_flight += count;
+            let before = direction.counts.overflowed;
+            direction.offer(now, &super_packet(count as usize * SIZE));
+            let lost = direction.counts.overflowed - before;
+            on_path.extend(std::iter::repeat_n(content.sender, (count - lost) as usize));
+            if lost > 0 {
+                let at = now + 33 * packet_time + ROUND_TRIP;
+                tell(
+                    &mut news,
+                    at,
+                    News {
+                        sender: content.sender,
+                        arrived: 0,
+                        lost,
+                        sent: now,
+                    },
+                );
+            }
+        }
+        let all: u64 = senders.iter().map(|sender| sender.arrived).sum();
+        senders.map(|sender| sender.arrived as f64 / all as f64)
+    }
+
+    #[test]
+    fn a_full_queue_prefers_the_stream_with_the_slightly_longer_round_trip() {
+        let equal = shares(Duration::ZERO);
+        assert!((0.35..0.65).contains(&equal[0]), "{equal:?}");
+        let unequal = shares(Duration::from_micros(300));
+        assert!(unequal[0] < 0.35, "{unequal:?}");
     }
 
     #[test]
