@@ -13,7 +13,9 @@ tests=(workflow archive aarch64 manifests rpm package upgrade removal mesh manag
 [ $# = 0 ] || tests=("$@")
 for test in "${tests[@]}"; do
     began=$SECONDS
-    if ! ("./$test.sh") >"$work/$test.log" 2>&1; then
+    # Names of one test mean nothing in another.
+    mkdir "$work/$test"
+    if ! (work=$work/$test "./$test.sh") >"$work/$test.log" 2>&1; then
         cat "$work/$test.log" >&2
         echo "FAILED: $test" >&2
         exit 1
