@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 mount --make-rprivate /
-mount -t tmpfs tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/netns /dev/net
 ip link set lo up
 . ./machines.sh
