@@ -88,6 +88,9 @@ pub struct LossClassifier {
     counted: u32,
     /// Class of the highest delay.
     highest: usize,
+    /// `highest` at `noted`, at most a round trip ago, and a round trip before.
+    earlier: [usize; 2],
+    noted: Instant,
     /// Lowest class of delay at which a queue was seen to be full, within [`MEMORY`]. It may be
     /// below the highest delay, because a busy host delays some datagrams longer.
     full: usize,
@@ -135,6 +138,8 @@ impl Default for LossClassifier {
             since: Instant::BOOT,
             counted: 0,
             highest: 0,
+            earlier: [0; 2],
+            noted: Instant::BOOT,
             full: usize::MAX,
             low: Counts::default(),
             excess: 0.0,
@@ -174,6 +179,10 @@ impl LossClassifier {
         let around = class.max(self.class);
         let high = self.highest.min(self.full).saturating_sub(NEAR_FULL);
         let is_high = self.highest > 0 && around >= high.max(1);
+        if now.duration_since(self.noted) >= self.round_trip {
+            self.earlier = [self.highest, self.earlier[0]];
+            self.noted = now;
+        }
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
         if self.reaction.take_if(|at| now >= *at).is_some() {
             // The queue is still high until TCP's reaction has emptied it. A second reaction needs
@@ -295,9 +304,19 @@ impl LossClassifier {
         (f64::from(self.low.lost) + 0.5) / (f64::from(self.low.datagrams) + 50.0)
     }
 
+    /// Whether the highest delay has become higher in one or two round trips. TCP is then probably in
+    /// slow start.
+    fn is_rising(&self) -> bool {
+        self.highest > self.earlier[1] + NEAR_FULL
+    }
+
     /// Excess of losses from which they are congestion. On a path without random losses, the first
-    /// loss suffices.
+    /// loss suffices, except in slow start: every loss is then at a high delay, and a queue that
+    /// becomes full drops many.
     fn alarm(&self) -> f64 {
+        if self.is_rising() {
+            return ALARM;
+        }
         let unknown = CLEAN / (CLEAN + f64::from(self.low.datagrams));
         ALARM * ((f64::from(self.low.lost) + unknown) / KNOWN).min(1.0)
     }
@@ -421,6 +440,51 @@ mod tests {
         // Nothing is known while the queue fills for the first time.
         let share = congestion(all);
         assert!(share > 0.9, "{share}");
+    }
+
+    /// A path without losses so far, and a delay that rises by 0.5 ms in each millisecond from
+    /// 1,000 ms on, as in slow start.
+    fn at_the_end_of_slow_start() -> LossClassifier {
+        let mut classifier = LossClassifier::default();
+        classifier.set_round_trip(Duration::from_millis(40));
+        for ms in 0..1040 {
+            let delay = 500 * u64::saturating_sub(ms, 1000);
+            (0..20).for_each(|_| assert_eq!(classifier.datagram(0, delay, 0, at(ms)), None));
+        }
+        classifier
+    }
+
+    #[test]
+    fn one_loss_in_slow_start_is_random() {
+        let mut classifier = at_the_end_of_slow_start();
+        let verdict = classifier.datagram(0, 20_000, 1, at(1040));
+        assert_eq!(verdict, Some(Verdict::Random));
+        // One at a delay that has been the highest for two round trips is not.
+        for ms in 1041..1130 {
+            (0..20).for_each(|_| assert_eq!(classifier.datagram(0, 20_000, 0, at(ms)), None));
+        }
+        let verdict = classifier.datagram(0, 20_000, 1, at(1130));
+        assert_eq!(verdict, Some(Verdict::Congestion));
+    }
+
+    #[test]
+    fn a_queue_that_slow_start_fills_is_congestion_from_the_sixth_loss_on() {
+        let mut classifier = at_the_end_of_slow_start();
+        let verdicts: Vec<Verdict> = (0..20)
+            .filter_map(|_| {
+                classifier.datagram(0, 20_000, 0, at(1040));
+                classifier.datagram(0, 20_000, 1, at(1040))
+            })
+            .collect();
+        let first = verdicts
+            .iter()
+            .position(|verdict| *verdict != Verdict::Random);
+        assert!(first.is_some_and(|first| first <= 5), "{verdicts:?}");
+        assert!(
+            verdicts[5..]
+                .iter()
+                .all(|verdict| *verdict != Verdict::Random)
+        );
     }
 
     #[test]
