@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 mount --make-rprivate /
+# Others may not change it: the coordinator refuses such a place.
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/netns /dev/net
 ip link set lo up
@@ -13,8 +14,8 @@ tests=(workflow archive aarch64 manifests rpm package upgrade removal mesh manag
 [ $# = 0 ] || tests=("$@")
 for test in "${tests[@]}"; do
     began=$SECONDS
-    # Names of one test mean nothing in another.
-    mkdir "$work/$test"
+    # Two tests may use the same file names.
+    mkdir -p "$work/$test"
     if ! (work=$work/$test "./$test.sh") >"$work/$test.log" 2>&1; then
         cat "$work/$test.log" >&2
         echo "FAILED: $test" >&2

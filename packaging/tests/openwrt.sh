@@ -4,7 +4,7 @@
 . ./machines.sh
 set -euo pipefail
 root=$work/openwrt
-trap '[ $? = 0 ] || { cat "$root/tmp/messages" "$work"/{procd,coordinator,branch/outside} || :; router "seikan status"; }' EXIT
+trap '[ $? = 0 ] || { cat "$root/tmp/messages" "$work"/{procd,coordinator,branch/log,branch/outside} || :; router "seikan status"; }' EXIT
 ipk=$(echo "$dist"/seikan-*-openwrt-x86_64.ipk)
 
 # A root as OpenWrt lays it out: all of /var in memory, one shell. The programs need the C library of this machine.

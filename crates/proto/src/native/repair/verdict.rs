@@ -88,9 +88,10 @@ pub struct LossClassifier {
     counted: u32,
     /// Class of the highest delay.
     highest: usize,
-    /// `highest` at `noted`, at most a round trip ago, and a round trip before.
-    earlier: [usize; 2],
-    noted: Instant,
+    /// Highest class of delay in this round trip, in the last one and in the one before.
+    peaks: [usize; 3],
+    /// Begin of this round trip.
+    began: Instant,
     /// Lowest class of delay at which a queue was seen to be full, within [`MEMORY`]. It may be
     /// below the highest delay, because a busy host delays some datagrams longer.
     full: usize,
@@ -138,8 +139,8 @@ impl Default for LossClassifier {
             since: Instant::BOOT,
             counted: 0,
             highest: 0,
-            earlier: [0; 2],
-            noted: Instant::BOOT,
+            peaks: [0; 3],
+            began: Instant::BOOT,
             full: usize::MAX,
             low: Counts::default(),
             excess: 0.0,
@@ -179,10 +180,12 @@ impl LossClassifier {
         let around = class.max(self.class);
         let high = self.highest.min(self.full).saturating_sub(NEAR_FULL);
         let is_high = self.highest > 0 && around >= high.max(1);
-        if now.duration_since(self.noted) >= self.round_trip {
-            self.earlier = [self.highest, self.earlier[0]];
-            self.noted = now;
+        if now.duration_since(self.began) >= self.round_trip_with(delay) {
+            self.peaks = [0, self.peaks[0], self.peaks[1]];
+            self.began = now;
         }
+        self.peaks[0] = self.peaks[0].max(class);
+        let alarm = self.alarm(around > self.peaks[2] + NEAR_FULL);
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
         if self.reaction.take_if(|at| now >= *at).is_some() {
             // The queue is still high until TCP's reaction has emptied it. A second reaction needs
@@ -192,12 +195,12 @@ impl LossClassifier {
         let overflows = self.reaction.is_some();
         if is_high {
             let expected = SUBTRACTED * self.usual();
-            self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, self.alarm() + 1.0);
+            self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, alarm + 1.0);
         }
         let sum = self.unrestorable + f64::from(lost) - RESTORABLE;
         self.unrestorable = sum.clamp(0.0, MAX_PARITIES as f64 + 1.0);
         let verdict = (missing > 0).then(|| {
-            let verdict = self.classify(position, is_high, missing);
+            let verdict = self.classify(position, missing, is_high && self.excess > alarm);
             self.classify_overflow(verdict, lost, delay, now)
         });
         let is_overflow = matches!(verdict, Some(Verdict::Overflow { .. }));
@@ -251,10 +254,10 @@ impl LossClassifier {
         }
     }
 
-    fn classify(&mut self, position: u8, is_high: bool, missing: u64) -> Verdict {
+    fn classify(&mut self, position: u8, missing: u64, is_frequent: bool) -> Verdict {
         let rank = self.rank_of_lost(position, missing);
         self.rank += WEIGHT * (rank - self.rank);
-        if is_high && self.excess > self.alarm() || self.rank > LATE_IN_BURST {
+        if is_frequent || self.rank > LATE_IN_BURST {
             Verdict::Congestion
         } else {
             Verdict::Random
@@ -295,8 +298,13 @@ impl LossClassifier {
     /// Begins an overflow, unless one lasts. TCP slows down once for all losses of a round trip, so
     /// all of them get one verdict, and those behind it another: they may be random.
     fn overflows(&mut self, delay: u64, now: Instant) {
-        let delay = Duration::from_micros(delay).min(LONGEST_ROUND_TRIP);
-        self.reaction.get_or_insert(now + self.round_trip + delay);
+        let time = self.round_trip_with(delay);
+        self.reaction.get_or_insert(now + time);
+    }
+
+    /// Round trip with a delay above the minimum, in microseconds.
+    fn round_trip_with(&self, delay: u64) -> Duration {
+        self.round_trip + Duration::from_micros(delay).min(LONGEST_ROUND_TRIP)
     }
 
     /// Loss rate at low delay; 1 % before there is evidence.
@@ -304,17 +312,11 @@ impl LossClassifier {
         (f64::from(self.low.lost) + 0.5) / (f64::from(self.low.datagrams) + 50.0)
     }
 
-    /// Whether the highest delay has become higher in one or two round trips. TCP is then probably in
-    /// slow start.
-    fn is_rising(&self) -> bool {
-        self.highest > self.earlier[1] + NEAR_FULL
-    }
-
     /// Excess of losses from which they are congestion. On a path without random losses, the first
-    /// loss suffices, except in slow start: every loss is then at a high delay, and a queue that
-    /// becomes full drops many.
-    fn alarm(&self) -> f64 {
-        if self.is_rising() {
+    /// loss suffices, unless the delay has risen within two round trips: TCP is then probably in slow
+    /// start, where most losses are at a high delay, and a queue that becomes full drops many.
+    fn alarm(&self, is_rising: bool) -> f64 {
+        if is_rising {
             return ALARM;
         }
         let unknown = CLEAN / (CLEAN + f64::from(self.low.datagrams));
@@ -442,49 +444,44 @@ mod tests {
         assert!(share > 0.9, "{share}");
     }
 
-    /// A path without losses so far, and a delay that rises by 0.5 ms in each millisecond from
-    /// 1,000 ms on, as in slow start.
-    fn at_the_end_of_slow_start() -> LossClassifier {
+    /// Two seconds without a delay and a loss, and then a delay that rises to `highest` microseconds
+    /// within two round trips, as in slow start. Returns the end in milliseconds, too.
+    fn after_slow_start(round_trip: u64, highest: u64) -> (LossClassifier, u64) {
         let mut classifier = LossClassifier::default();
-        classifier.set_round_trip(Duration::from_millis(40));
-        for ms in 0..1040 {
-            let delay = 500 * u64::saturating_sub(ms, 1000);
+        classifier.set_round_trip(Duration::from_millis(round_trip));
+        let rise = 2 * (round_trip + highest / 1000);
+        for ms in 0..2000 + rise {
+            let delay = highest * u64::saturating_sub(ms, 2000) / rise;
             (0..20).for_each(|_| assert_eq!(classifier.datagram(0, delay, 0, at(ms)), None));
         }
-        classifier
+        (classifier, 2000 + rise)
     }
 
     #[test]
     fn one_loss_in_slow_start_is_random() {
-        let mut classifier = at_the_end_of_slow_start();
-        let verdict = classifier.datagram(0, 20_000, 1, at(1040));
-        assert_eq!(verdict, Some(Verdict::Random));
-        // One at a delay that has been the highest for two round trips is not.
-        for ms in 1041..1130 {
-            (0..20).for_each(|_| assert_eq!(classifier.datagram(0, 20_000, 0, at(ms)), None));
+        for (round_trip, highest) in [(40, 20_000), (5, 60_000)] {
+            let (mut classifier, now) = after_slow_start(round_trip, highest);
+            let verdict = classifier.datagram(0, highest, 1, at(now));
+            assert_eq!(verdict, Some(Verdict::Random), "{round_trip}");
+            // It is not at a delay that has been the highest for three round trips.
+            let end = now + 3 * (round_trip + highest / 1000);
+            for ms in now + 1..end {
+                (0..20).for_each(|_| assert_eq!(classifier.datagram(0, highest, 0, at(ms)), None));
+            }
+            let verdict = classifier.datagram(0, highest, 1, at(end));
+            assert_eq!(verdict, Some(Verdict::Congestion), "{round_trip}");
         }
-        let verdict = classifier.datagram(0, 20_000, 1, at(1130));
-        assert_eq!(verdict, Some(Verdict::Congestion));
     }
 
     #[test]
-    fn a_queue_that_slow_start_fills_is_congestion_from_the_sixth_loss_on() {
-        let mut classifier = at_the_end_of_slow_start();
-        let verdicts: Vec<Verdict> = (0..20)
-            .filter_map(|_| {
-                classifier.datagram(0, 20_000, 0, at(1040));
-                classifier.datagram(0, 20_000, 1, at(1040))
-            })
-            .collect();
-        let first = verdicts
-            .iter()
-            .position(|verdict| *verdict != Verdict::Random);
-        assert!(first.is_some_and(|first| first <= 5), "{verdicts:?}");
-        assert!(
-            verdicts[5..]
-                .iter()
-                .all(|verdict| *verdict != Verdict::Random)
-        );
+    fn the_fifth_loss_of_a_queue_that_slow_start_fills_is_congestion() {
+        let (mut classifier, now) = after_slow_start(40, 20_000);
+        let verdicts = (0..20).filter_map(|_| {
+            classifier.datagram(0, 20_000, 0, at(now));
+            classifier.datagram(0, 20_000, 1, at(now))
+        });
+        let first = { verdicts }.position(|verdict| verdict != Verdict::Random);
+        assert_eq!(first, Some(4));
     }
 
     #[test]
