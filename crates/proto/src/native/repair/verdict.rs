@@ -24,6 +24,9 @@ const NEAR_FULL: usize = 2;
 /// One in this many datagrams may exceed the highest delay: single outliers have other reasons than
 /// a queue.
 const OUTLIERS: u64 = 200;
+/// A queue fills fast if the delay rises by more than one part in this many of the round trip within two round
+/// trips. TCP in slow start doubles what is on the path in each; CUBIC adds about a percent later.
+const RISES: u32 = 8;
 /// Number of datagrams after which the highest delay is determined again.
 const LOOK: u32 = 16;
 /// Losses that the cumulative sum at high delay subtracts for each datagram, as a multiple of the
@@ -88,8 +91,8 @@ pub struct LossClassifier {
     counted: u32,
     /// Class of the highest delay.
     highest: usize,
-    /// Highest class of delay in this round trip, in the last one and in the one before.
-    peaks: [usize; 3],
+    /// Highest delay in this round trip, in the last one and in the one before, in microseconds.
+    peaks: [u64; 3],
     /// Begin of this round trip.
     began: Instant,
     /// Lowest class of delay at which a queue was seen to be full, within [`MEMORY`]. It may be
@@ -184,8 +187,9 @@ impl LossClassifier {
             self.peaks = [0, self.peaks[0], self.peaks[1]];
             self.began = now;
         }
-        self.peaks[0] = self.peaks[0].max(class);
-        let alarm = self.alarm(around > self.peaks[2] + NEAR_FULL);
+        self.peaks[0] = self.peaks[0].max(delay);
+        let risen = Duration::from_micros(delay.saturating_sub(self.peaks[2]));
+        let alarm = self.alarm(risen * RISES > self.round_trip_with(delay));
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
         if self.reaction.take_if(|at| now >= *at).is_some() {
             // The queue is still high until TCP's reaction has emptied it. A second reaction needs
@@ -313,10 +317,10 @@ impl LossClassifier {
     }
 
     /// Excess of losses from which they are congestion. On a path without random losses, the first
-    /// loss suffices, unless the delay has risen within two round trips: TCP is then probably in slow
-    /// start, where most losses are at a high delay, and a queue that becomes full drops many.
-    fn alarm(&self, is_rising: bool) -> f64 {
-        if is_rising {
+    /// loss suffices, unless the queue fills fast: TCP is then probably in slow start, where most
+    /// losses are at a high delay, and a queue that becomes full drops many.
+    fn alarm(&self, fills_fast: bool) -> f64 {
+        if fills_fast {
             return ALARM;
         }
         let unknown = CLEAN / (CLEAN + f64::from(self.low.datagrams));
