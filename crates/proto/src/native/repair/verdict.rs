@@ -24,9 +24,9 @@ const NEAR_FULL: usize = 2;
 /// One in this many datagrams may exceed the highest delay: single outliers have other reasons than
 /// a queue.
 const OUTLIERS: u64 = 200;
-/// A queue fills fast if the delay rises by more than one part in this many of the round trip within two round
-/// trips. TCP in slow start doubles what is on the path in each; CUBIC adds about a percent later.
-const RISES: u32 = 8;
+/// A queue fills fast if the delay rises by more than an eighth of the round trip within two round
+/// trips. TCP in slow start doubles its window in each; later, CUBIC adds about a percent.
+const FAST: u32 = 8;
 /// Number of datagrams after which the highest delay is determined again.
 const LOOK: u32 = 16;
 /// Losses that the cumulative sum at high delay subtracts for each datagram, as a multiple of the
@@ -189,7 +189,7 @@ impl LossClassifier {
         }
         self.peaks[0] = self.peaks[0].max(delay);
         let risen = Duration::from_micros(delay.saturating_sub(self.peaks[2]));
-        let alarm = self.alarm(risen * RISES > self.round_trip_with(delay));
+        let alarm = self.alarm(risen * FAST > self.round_trip_with(delay));
         let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
         if self.reaction.take_if(|at| now >= *at).is_some() {
             // The queue is still high until TCP's reaction has emptied it. A second reaction needs
