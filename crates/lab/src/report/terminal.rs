@@ -129,13 +129,15 @@ impl Columns {
 
 fn draw_panel(panel: &Panel, columns: &Columns, style: Style, lines: &mut Vec<String>) {
     let before = INDENT.len() + columns.label + GAP.len() + columns.bar + GAP.len();
-    lines.push(format!(
-        "{}{}",
-        ink(style).bold().apply_to(left(&panel.title, before)),
-        ink(style)
-            .dim()
-            .apply_to(columns.figures(&panel.unit, &panel.columns)),
-    ));
+    let title = ink(style).bold().apply_to(left(&panel.title, before));
+    let names = columns.figures(&panel.unit, &panel.columns);
+    let names = ink(style).dim().apply_to(names);
+    if widest([panel.title.as_str()].into_iter()) + GAP.len() > before {
+        lines.push(title.to_string());
+        lines.push(format!("{}{names}", left("", before)));
+    } else {
+        lines.push(format!("{title}{names}"));
+    }
     for bar in &panel.bars {
         let ink = ink_of(style, bar.kind);
         lines.push(format!(

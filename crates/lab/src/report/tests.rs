@@ -97,6 +97,22 @@ fn terminal_fits_its_width() {
 }
 
 #[test]
+fn a_long_title_has_its_own_line() {
+    let mut report = sample();
+    let title = "title ".repeat(8);
+    report.panels[0].title.clone_from(&title);
+    let drawn = terminal(
+        &report,
+        Style {
+            width: 60,
+            color: false,
+        },
+    );
+    let line = drawn.lines().find(|line| line.contains("title"));
+    assert_eq!(line.map(str::trim_end), Some(title.trim_end()));
+}
+
+#[test]
 fn colours_only_when_wanted() {
     assert!(
         terminal(
