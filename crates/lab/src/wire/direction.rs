@@ -794,6 +794,13 @@ mod tests {
     }
 
     #[test]
+    fn a_full_queue_does_not_prefer_the_stream_with_the_longer_round_trip() {
+        // Six packets' times: three at half of the rate.
+        let unequal = shares(Duration::from_micros(1500));
+        assert!((0.45..0.6).contains(&unequal[0]), "{unequal:?}");
+    }
+
+    #[test]
     fn losses_come_in_bursts_of_the_requested_length() {
         let faults = Faults {
             loss: 0.02,
