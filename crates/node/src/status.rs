@@ -62,7 +62,7 @@ pub struct Status {
     pub flood_drops: u64,
     /// Sends that failed with segmentation offload and were repeated without.
     pub gso_fallbacks: u64,
-    /// Datagrams sent later than they were made: bursts are spread, or the rate is limited.
+    /// Datagrams sent later than they were made: bursts are spread, streams delayed, or the rate is limited.
     #[serde(default)]
     pub delayed_datagrams: u64,
     /// Maximum rate of all datagrams with their IP headers, in bits per second; absent without one.

@@ -12,7 +12,7 @@ mod transports;
 use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
 use crate::node::{Node, NodeError};
-use crate::pacer::Pace;
+use crate::pacer::{Delays, Pace};
 use crate::sockets::Sockets;
 use crate::sockets::punch::FIRST_TOKEN;
 use crate::system::now;
@@ -460,8 +460,13 @@ impl Node {
         for run in self.outbox.runs() {
             let bytes = self.outbox.bytes(run);
             let peer = run.peer.and_then(|id| self.tunnel.peer(id));
-            let round_trip = peer.and_then(|peer| peer.path.least_rtt);
-            let result = match self.pacer.push(run, bytes, round_trip, now) {
+            let delays = peer.map_or(Delays::default(), |peer| Delays {
+                round_trip: peer.path.least_rtt,
+                queueing: peer.path.report.map_or(Duration::ZERO, |report| {
+                    Duration::from_micros(u64::from(report.queueing_delay))
+                }),
+            });
+            let result = match self.pacer.push(run, bytes, delays, now) {
                 Ok(Pace::Later) => {
                     self.tunnel.queued(run);
                     continue;

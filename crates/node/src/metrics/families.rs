@@ -350,7 +350,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         MetricType::Counter,
         "delayed_datagrams",
-        "Datagrams sent later than they were made: bursts are spread, or the rate is limited.",
+        "Datagrams sent later than they were made: bursts are spread, streams delayed, or the rate is limited.",
         |s, out| out.count(&[], s.node.pacer.delayed),
     ),
     family(

@@ -25,13 +25,16 @@ pub(super) struct Queue {
     updated: Instant,
 }
 
-/// A run that waits since a time, and of which `sent` datagrams were sent.
+/// A run of which `sent` datagrams were sent.
 #[derive(Debug)]
 struct Waiting {
     run: Run,
     bytes: Vec<u8>,
     sent: usize,
+    /// When it came.
     since: Instant,
+    /// From when on it may leave.
+    due: Instant,
 }
 
 impl Queue {
@@ -48,9 +51,9 @@ impl Queue {
         self.waiting.is_empty()
     }
 
-    /// Since when the oldest datagram waits.
-    pub fn waits_since(&self) -> Option<Instant> {
-        self.waiting.front().map(|waiting| waiting.since)
+    /// When the oldest datagram that waits may be sent, or could have been.
+    pub fn due_since(&self) -> Option<Instant> {
+        self.waiting.front().map(|waiting| waiting.due)
     }
 
     /// Bytes that wait.
@@ -80,21 +83,26 @@ impl Queue {
         is_enough
     }
 
-    /// Adds a run.
-    pub fn push(&mut self, run: &Run, bytes: &[u8], now: Instant) {
+    /// Adds a run that waits for `hold`, and leaves after all runs that were added before.
+    pub fn push(&mut self, run: &Run, bytes: &[u8], now: Instant, hold: Duration) {
         self.bytes += bytes.len();
+        let due = now + hold;
+        let before = self.waiting.back().map(|waiting| waiting.due);
         self.waiting.push_back(Waiting {
             run: run.clone(),
             bytes: bytes.to_vec(),
             sent: 0,
             since: now,
+            due: before.map_or(due, |before| before.max(due)),
         });
     }
 
     /// Returns when there is credit again at `rate`, if anything waits.
     pub fn next(&self, rate: f64) -> Option<Instant> {
         let missing = (-self.credit).max(0.0) / rate * 1e9;
-        (!self.is_empty()).then(|| self.updated + Duration::from_nanos(missing.ceil() as u64))
+        let front = self.waiting.front()?;
+        let earned = self.updated + Duration::from_nanos(missing.ceil() as u64);
+        Some(earned.max(front.due))
     }
 
     /// Passes datagrams to `send`, oldest first, while there is credit. Returns the number of those that have waited.
@@ -103,6 +111,7 @@ impl Queue {
         let mut delayed = 0;
         while self.credit >= 0.0
             && let Some(front) = self.waiting.front_mut()
+            && front.due <= now
         {
             let datagram = front.run.segment_size + headers(&front.run);
             let most = (self.credit.max(burst) / datagram as f64) as usize;
