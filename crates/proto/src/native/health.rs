@@ -45,7 +45,7 @@ pub struct Report {
     pub reordering: u16,
     /// Datagrams that arrived marked CE.
     pub congestion_marks: u32,
-    /// Mean one-way delay above the minimum of this session, in microseconds.
+    /// Mean one-way delay above the minimum of this session and path, in microseconds.
     pub queueing_delay: u32,
     /// Received datagrams that were not the first of their GSO batch.
     pub received_later: u32,
@@ -270,7 +270,17 @@ impl Receiver {
             }
         }
         let counter = record.counter;
-        let delay = self.delay(stamp.time, now);
+        let elsewhere = self.from.is_some_and(|before| before != from);
+        let moved = elsewhere && counter >= self.next;
+        if moved {
+            self.forget_delays();
+        }
+        // A late datagram of another path has another path's delay.
+        let delay = if elsewhere && !moved {
+            0
+        } else {
+            self.delay(stamp.time, now)
+        };
         if counter < self.next {
             self.late(counter);
             if stamp.follows_probe && counter > 0 && self.is_awaited(counter - 1) {
@@ -279,7 +289,7 @@ impl Receiver {
             }
             return None;
         }
-        let moved = self.from.replace(from).is_some_and(|before| before != from);
+        self.from = Some(from);
         let missing = counter - self.next;
         let probes = stamp.follows_probe && !moved && (1..=MOST_PROBES).contains(&missing);
         if moved && missing > 0 {
@@ -320,6 +330,15 @@ impl Receiver {
             }
         }
         verdict
+    }
+
+    /// Forgets the delays of a path that the peer has left.
+    fn forget_delays(&mut self) {
+        self.delay_base = None;
+        if let Some(classifier) = &mut self.classifier {
+            **classifier = LossClassifier::default();
+        }
+        self.set_round_trip(self.round_trip);
     }
 
     /// Packets arrived, so a report is useful.
@@ -544,6 +563,31 @@ mod tests {
             (4_900..5_100).contains(&report.queueing_delay),
             "{report:?}"
         ); // mean of 0..=10 ms
+    }
+
+    #[test]
+    fn a_longer_path_is_no_queueing_delay() {
+        let elsewhere = SocketAddr::new(HERE.ip(), 8);
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        // Sent every 10 ms. The new path is longer by 40 ms; some datagrams of the old one are late.
+        for i in 0..200u64 {
+            let (from, transit) = if i < 100 { (HERE, 20) } else { (elsewhere, 60) };
+            let stamp = stamp(0, stamp_of(at(700 + i * 10)));
+            if !(95..98).contains(&i) {
+                r.datagram(&record(i), stamp, (1, from), at(i * 10 + transit));
+            }
+            if i == 110 {
+                for late in 95..98 {
+                    let stamp = self::stamp(0, stamp_of(at(700 + late * 10)));
+                    r.datagram(&record(late), stamp, (1, HERE), at(i * 10 + 1));
+                }
+            }
+        }
+        r.packets(at(2000));
+        let report = r.due(at(4000)).unwrap();
+        assert_eq!((report.received, report.lost), (200, 0));
+        assert!(report.queueing_delay < 100, "{report:?}");
     }
 
     /// Counts of `calls` that each sent `datagrams` behind the first `before` of their batch.
