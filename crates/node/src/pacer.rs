@@ -3,15 +3,15 @@
 //! *Bursts.* A TCP sender sends at once what an acknowledgement allows, and at first doubles that in each round trip.
 //! A short queue on the path drops the end of such a burst, and the sender stays far below the rate of the path. So
 //! datagrams to a peer leave at most [`GAIN`] times as fast as they came during a part of the round trip. An even
-//! stream of small batches passes unchanged, and a burst takes that part. This needs no estimate of the path's rate.
+//! stream of small batches is not spread, and a burst takes that part. This needs no estimate of the path's rate.
 //! Linux paces TCP alike, but only on hosts with `fq` or BBR (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
 //!
 //! *Fairness.* A full queue has room for one packet each time that it sends one. An acknowledgement causes the next
-//! packet of a stream, which therefore comes to the queue one round trip after another left it. If two streams share
-//! the queue, and the packets of one come a little later than those of the other, by about one packet's time, they find
-//! the room, and the others are dropped. A tunnel delays packets by just that on paths of 20 to 200 Mbit/s. So, while
-//! the path has a queue, datagrams of a steady stream wait for the time of [`HELD_PACKETS`] packets at the stream's own
-//! rate. The queue then treats both alike.
+//! packet of a stream, which therefore comes to the queue one round trip after another left it. Suppose that two streams
+//! share the queue, and that the packets of one come later than those of the other by about one packet's time. Then the
+//! later packets find room, and the queue drops packets of the other stream. A tunnel delays packets by about that time
+//! on paths of 20 to 200 Mbit/s. So, while the path has a queue, datagrams to a peer wait for the time of
+//! [`HELD_PACKETS`] packets at the rate of the last second. The queue then treats both streams alike.
 //!
 //! *Limit.* A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a
 //! bulk transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the
@@ -47,17 +47,18 @@ const LATE: Duration = Duration::from_millis(2);
 /// Maximum bytes of all bursts that wait. More leave at once.
 const MOST_SPREAD: usize = 8 << 20;
 
-/// Number of packets whose time, at the rate of the datagrams to a peer, each datagram waits. In simulations of two
+/// Number of packets whose time each datagram to a peer waits, at the rate of all datagrams to it. In simulations of two
 /// streams that share a full queue, 2 to 4 were fair, and 1 and a random number were not. If receive offload makes
 /// acknowledgements rarer, 3 do not suffice.
 const HELD_PACKETS: f64 = 4.0;
 /// Bytes of a packet on the path.
 const PACKET: f64 = 1500.0;
-/// Time over which that rate is averaged. TCP's slow start is shorter.
+/// Time over which that rate is averaged, and for which a stream lasts before its datagrams wait. TCP's slow start is
+/// shorter: a delay that falls while the rate rises would hide the path's queue from TCP.
 const STEADY: Duration = Duration::from_secs(1);
-/// Shortest such wait. The tunnel itself delays packets as long.
+/// Shortest such wait. A tunnel under load delays packets as long.
 const SHORTEST_HOLD: Duration = Duration::from_micros(250);
-/// Delay above the least one, apart from this wait, from which the path has a queue. Clocks and schedulers vary as much.
+/// Mean delay above the least one, without this wait, from which the path has a queue. Schedulers vary as much.
 const LEAST_QUEUEING: Duration = Duration::from_micros(500);
 /// Longest such wait; slower streams do not wait at all.
 const LONGEST_HOLD: Duration = Duration::from_millis(5);
@@ -121,9 +122,7 @@ struct Flow {
     current: usize,
     /// Bytes that came in the window before.
     previous: usize,
-    /// Mean time of [`HELD_PACKETS`] packets since the last pause; 0 at first. Longer times than [`LONGEST_HOLD`] or
-    /// half a window count as 0.
-    hold: Duration,
+    hold: Hold,
     /// Its entry in [`Pacer::due`].
     due: Option<Instant>,
 }
@@ -195,8 +194,11 @@ impl Pacer {
             (None, Some(flow)) if !flow.queue.is_empty() => flow,
             (None, _) => return Ok(Pace::Now),
         };
-        flow.arrived(queue::bytes_on_path(run, bytes.len()), now);
-        let hold = flow.hold(delays.queueing);
+        let length = queue::bytes_on_path(run, bytes.len());
+        flow.arrived(length, now);
+        let hold = flow
+            .hold
+            .of_datagrams(length, delays.queueing, flow.window, now);
         if hold.is_zero() && flow.queue.is_empty() && flow.queue.take(run, bytes.len()) {
             return Ok(Pace::Now);
         }
@@ -295,7 +297,7 @@ impl Default for Flow {
             since: Instant::BOOT,
             current: 0,
             previous: 0,
-            hold: Duration::ZERO,
+            hold: Hold::default(),
             due: None,
         }
     }
@@ -311,17 +313,9 @@ impl Flow {
             self.previous = 0;
             self.current = 0;
             self.since = now;
-            self.hold = Duration::ZERO;
         } else if elapsed >= self.window {
             self.previous = std::mem::take(&mut self.current);
             self.since += self.window;
-            let packets = (self.previous as f64 / PACKET).max(1.0);
-            let mut time = self.window.mul_f64(HELD_PACKETS / packets);
-            if time > LONGEST_HOLD.min(self.window / 2) {
-                time = Duration::ZERO;
-            }
-            let weight = self.window.div_duration_f64(STEADY);
-            self.hold = self.hold.mul_f64(1.0 - weight) + time.mul_f64(weight);
         }
         self.current += bytes;
     }
@@ -337,27 +331,14 @@ impl Flow {
         self.queue.earn(rate, most, now);
     }
 
-    /// Time for which a datagram waits, so that a full queue treats all streams alike.
-    fn hold(&self, queueing: Duration) -> Duration {
-        // While datagrams wait, the peer reports the sum of both delays.
-        if self.hold >= SHORTEST_HOLD && queueing >= self.hold + LEAST_QUEUEING {
-            self.hold
-        } else {
-            Duration::ZERO
-        }
-    }
-
     /// Bytes per second at which datagrams may leave.
     fn rate(&self, now: Instant) -> f64 {
-        // If wakeups are not late, nothing waits for longer than a window.
-        let bytes = self.came(now).max(self.queue.bytes() as f64);
-        GAIN * bytes / self.window.as_secs_f64()
-    }
-
-    /// Bytes that came within the last window, estimated from the two windows that are counted.
-    fn came(&self, now: Instant) -> f64 {
-        let elapsed = now.duration_since(self.since).as_secs_f64() / self.window.as_secs_f64();
-        self.current as f64 + self.previous as f64 * (1.0 - elapsed).max(0.0)
+        let window = self.window.as_secs_f64();
+        let elapsed = now.duration_since(self.since).as_secs_f64() / window;
+        let previous = self.previous as f64 * (1.0 - elapsed).max(0.0);
+        // If wakeups are not late, nothing waits for longer than a window, and its hold.
+        let bytes = (self.current as f64 + previous).max(self.queue.bytes() as f64);
+        GAIN * bytes / window
     }
 
     /// When the next waiting datagrams may be sent.
@@ -366,10 +347,58 @@ impl Flow {
     }
 }
 
+/// The time for which each datagram to a peer waits, so that a full queue treats all streams alike.
+#[derive(Debug, Default)]
+struct Hold {
+    /// Begin of this second.
+    since: Instant,
+    /// Bytes that came in it.
+    bytes: usize,
+    /// The wait in this second, which follows from the rate of the last one.
+    time: Duration,
+    /// The wait in the last second.
+    before: Duration,
+}
+
+impl Hold {
+    /// Counts datagrams of `length` bytes. Returns how long they wait. `window` is a quarter of the round trip.
+    fn of_datagrams(
+        &mut self,
+        length: usize,
+        queueing: Duration,
+        window: Duration,
+        now: Instant,
+    ) -> Duration {
+        let elapsed = now.duration_since(self.since);
+        if elapsed >= 2 * STEADY {
+            *self = Hold {
+                since: now,
+                ..Hold::default()
+            };
+        } else if elapsed >= STEADY {
+            let packets = self.bytes as f64 / PACKET;
+            let time = elapsed.mul_f64(HELD_PACKETS / packets.max(HELD_PACKETS));
+            let limits = SHORTEST_HOLD..=LONGEST_HOLD.min(window / 2);
+            // The delay in the report contains the wait, except at first.
+            let queueing = queueing.saturating_sub(self.time.min(self.before));
+            let is_used = limits.contains(&time) && queueing >= LEAST_QUEUEING;
+            *self = Hold {
+                since: now,
+                bytes: 0,
+                time: if is_used { time } else { Duration::ZERO },
+                before: self.time,
+            };
+        }
+        self.bytes += length;
+        self.time
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use seikan_proto::outbox::{Destination, Payload};
+    use std::collections::VecDeque;
 
     const RATE: u64 = 8_000_000;
 
@@ -516,53 +545,81 @@ mod tests {
         }
     }
 
-    /// Sends 20,000 datagrams of 1000 bytes, one each `interval` us. Returns the time in us for which the last 400 waited.
-    fn waits(interval: u64, queueing: u64) -> Vec<u64> {
+    /// Sends a datagram of 1000 bytes each `interval` us for 6 s at a round trip of `round_trip` ms, in groups of `group`.
+    /// The peer reports the wait each second, and a queue of `queue` us. Returns the wait of the last group in us.
+    fn wait(interval: u64, group: u64, round_trip: u64, queue: u64) -> u64 {
         let mut pacer = Pacer::default();
         let (mut run, bytes) = run(1, 972);
         run.peer = Some(PeerId(1));
-        let run = (run, bytes);
-        let mut left = Vec::new();
-        for us in (0..20_000 * interval).step_by(interval as usize) {
-            match push_with_queue(&mut pacer, &run, queueing, us) {
-                Pace::Now => left.push(us),
-                Pace::Later => {}
+        let (mut came, mut wait, mut reported) = (VecDeque::new(), 0, 0);
+        for us in (0..6_000_000).step_by((interval * group) as usize) {
+            if us % 1_000_000 < interval * group {
+                reported = queue + wait;
             }
-            let sent = drain(&mut pacer, us, us + interval);
-            left.extend(sent.iter().map(|part| part.at));
+            let delays = Delays {
+                round_trip: Some(Duration::from_millis(round_trip)),
+                queueing: Duration::from_micros(reported),
+            };
+            for _ in 0..group {
+                let pace = pacer.push(&run, &bytes, delays, at(us)).expect("no limit");
+                match pace {
+                    Pace::Now => wait = 0,
+                    Pace::Later => came.push_back(us),
+                }
+            }
+            for part in drain(&mut pacer, us, us + interval * group) {
+                wait = part.at - came.drain(..part.datagrams).next().expect("came");
+            }
         }
-        let sent = drain(&mut pacer, 20_000 * interval, u64::MAX);
-        left.extend(sent.iter().map(|part| part.at));
-        assert_eq!(left.len(), 20_000);
-        let waits = (0..).zip(left).map(|(number, at)| at - number * interval);
-        waits.skip(19_600).collect()
+        wait
     }
 
     #[test]
-    fn datagrams_of_a_steady_stream_wait_for_the_time_of_four_packets() {
-        // 25 Mbit/s: four packets of 1500 bytes take 1.92 ms.
-        let waits = waits(320, 2_500);
-        assert!(
-            waits.iter().all(|us| (1_820..2_020).contains(us)),
-            "{waits:?}"
-        );
+    fn datagrams_wait_for_the_time_of_four_packets() {
+        // 25 Mbit/s: four packets of 1500 bytes take 1.92 ms. A group of 15 takes 4.8 ms, longer than a window.
+        for (group, round_trip) in [(1, 40), (8, 40), (15, 16)] {
+            let wait = wait(320, group, round_trip, 600);
+            assert!(
+                (1_900..2_000).contains(&wait),
+                "{wait} us, groups of {group}"
+            );
+        }
     }
 
     #[test]
     fn datagrams_do_not_wait_without_a_queue() {
-        assert_eq!(waits(320, 2_300), [0; 400]);
+        assert_eq!(wait(320, 1, 40, 400), 0);
     }
 
     #[test]
-    fn datagrams_of_a_slow_stream_do_not_wait() {
-        // 8 Mbit/s: four packets of 1500 bytes take 6 ms.
-        assert_eq!(waits(1000, 20_000), [0; 400]);
+    fn datagrams_do_not_wait_for_longer_than_an_eighth_of_the_round_trip() {
+        assert_eq!(wait(320, 1, 14, 600), 0);
+        assert!(wait(320, 1, 17, 600) > 0);
     }
 
     #[test]
-    fn datagrams_of_a_fast_stream_do_not_wait() {
-        // 200 Mbit/s: four packets of 1500 bytes take 0.24 ms.
-        assert_eq!(waits(40, 20_000), [0; 400]);
+    fn datagrams_of_slow_and_fast_streams_do_not_wait() {
+        // 8 and 200 Mbit/s: four packets of 1500 bytes take 6 ms and 0.24 ms.
+        for interval in [1000, 40] {
+            assert_eq!(wait(interval, 1, 100, 10_000), 0);
+        }
+    }
+
+    #[test]
+    fn the_first_second_of_a_stream_does_not_wait() {
+        let mut pacer = Pacer::default();
+        let (mut run, bytes) = run(1, 972);
+        run.peer = Some(PeerId(1));
+        let run = (run, bytes);
+        for start in [0, 6_000_000] {
+            for us in (0..3_000_000).step_by(320) {
+                let pace = push_with_queue(&mut pacer, &run, 10_000, start + us);
+                let is_first = us < 1_000_000;
+                assert_eq!(pace == Pace::Now, is_first, "{us}");
+                drain(&mut pacer, start + us, start + us + 320);
+            }
+            drain(&mut pacer, start + 3_000_000, u64::MAX);
+        }
     }
 
     #[test]
