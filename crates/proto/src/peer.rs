@@ -52,6 +52,8 @@ pub struct Peer {
     pub preshared_key: PresharedKey,
     /// The path in use.
     pub path: Path,
+    /// The time for which datagrams wait after they were made.
+    pub(crate) wait: Duration,
     /// Candidate paths. While the peer does not answer, initiations are sent to all of them.
     pub paths: Paths,
     /// Port probing through a symmetric NAT, at either end.
@@ -356,7 +358,8 @@ impl Path {
     /// Moves to `endpoint`, where the peer is known to be. A new path is measured from scratch.
     pub(crate) fn move_to(&mut self, endpoint: SocketAddr, source: Option<IpAddr>) {
         if self.endpoint != Some(endpoint) {
-            let health = std::mem::take(&mut self.health);
+            let mut health = std::mem::take(&mut self.health);
+            health.set_round_trip(None);
             *self = Path {
                 outgoing: self.outgoing.moved(),
                 responded: self.responded,
@@ -567,6 +570,7 @@ impl Peer {
             public_key,
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
+            wait: Duration::ZERO,
             paths: Paths::default(),
             birthday: Birthday::default(),
             pings: Pings::default(),

@@ -432,6 +432,14 @@ impl Tunnel {
         }
     }
 
+    /// Sets the time for which datagrams to a peer wait after they were made. The peer must not take it for the delay of
+    /// a queue on the path, so records state when they leave.
+    pub fn set_wait(&mut self, id: PeerId, wait: Duration) {
+        if let Some(peer) = self.peer_mut(id) {
+            peer.wait = wait;
+        }
+    }
+
     /// Sets the endpoint of a peer.
     pub fn set_endpoint(&mut self, id: PeerId, endpoint: SocketAddr) {
         if let Some(peer) = self.peer_mut(id) {

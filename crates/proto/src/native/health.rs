@@ -256,6 +256,7 @@ impl Receiver {
             // A late datagram of a session that has been replaced; its counters are unrelated.
             Some((_, newest)) if number <= newest => return None,
             _ => {
+                let moved = self.from.is_some_and(|before| before != from);
                 *self = Receiver {
                     report: self.report,
                     since: self.since,
@@ -266,6 +267,9 @@ impl Receiver {
                     early: self.early,
                     reported: self.reported,
                     ..Receiver::default()
+                };
+                if moved {
+                    self.forget_delays();
                 }
             }
         }
@@ -588,6 +592,34 @@ mod tests {
         let report = r.due(at(4000)).unwrap();
         assert_eq!((report.received, report.lost), (200, 0));
         assert!(report.queueing_delay < 100, "{report:?}");
+    }
+
+    #[test]
+    fn losses_of_another_path_are_no_evidence() {
+        let elsewhere = SocketAddr::new(HERE.ip(), 8);
+        for session in [1, 2] {
+            let mut r = Receiver::default();
+            r.set_repairs(true);
+            // Bursts of ten: the path loses the last datagram of each, the next path one in the middle.
+            let mut burst = |number: u64, session: u64, from, lost: u64| {
+                let arrive = (0..10).filter(|position| *position != lost);
+                let verdicts = arrive.filter_map(|position| {
+                    let record = Record {
+                        session: session as u32,
+                        ..record(number * 10 + position)
+                    };
+                    let stamp = stamp(position as u8, 0);
+                    r.datagram(&record, stamp, (session, from), at(0))
+                });
+                verdicts.collect::<Vec<_>>()
+            };
+            let before: Vec<_> = (0..100).map(|n| burst(n, 1, HERE, 9)).collect();
+            assert_eq!(before.last(), Some(&vec![Verdict::Congestion]));
+            let next = if session == 1 { 100 } else { 0 };
+            burst(next, session, elsewhere, 10);
+            let verdict = burst(next + 1, session, elsewhere, 4);
+            assert_eq!(verdict, [Verdict::Random], "session {session}");
+        }
     }
 
     /// Counts of `calls` that each sent `datagrams` behind the first `before` of their batch.

@@ -11,7 +11,7 @@ pub const RECORD_OVERHEAD: usize = RECORD_HEADER_LEN + STAMP_LEN + TAG_LEN;
 /// The bit of the first byte that says [`Stamp::follows_probe`].
 const FOLLOWS_PROBE: u8 = 0x80;
 
-/// When a record was sealed, and its position in its batch.
+/// The time of a record, and its position in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Position in the sender's GSO batch, from 0 to 127.
@@ -19,7 +19,7 @@ pub struct Stamp {
     /// The record before this one is a PROBE, and so are those before it back to the last other
     /// record. Missing ones are no losses: they may have been too large, or sent elsewhere.
     pub follows_probe: bool,
-    /// Fraction of the second, in 1/65536 s.
+    /// Fraction of the second at which the record was sealed, or will leave if it waits. In 1/65536 s.
     pub time: u16,
 }
 
