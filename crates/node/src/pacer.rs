@@ -53,12 +53,12 @@ const MOST_SPREAD: usize = 8 << 20;
 const HELD_PACKETS: f64 = 4.0;
 /// Bytes of a packet on the path.
 const PACKET: f64 = 1500.0;
-/// Time over which that rate is averaged, and for which a stream lasts before its datagrams wait. TCP's slow start is
-/// shorter: a delay that falls while the rate rises would hide the path's queue from TCP.
+/// Time over which that rate is averaged. Datagrams wait from the second after the next one on: TCP's slow start is
+/// usually over then. There, a wait that falls while the rate rises would hide the path's queue from TCP.
 const STEADY: Duration = Duration::from_secs(1);
-/// Shortest such wait. A tunnel under load delays packets as long.
+/// Shortest such wait. A tunnel under load delays packets by as much.
 const SHORTEST_HOLD: Duration = Duration::from_micros(250);
-/// Mean delay above the least one, without this wait, from which the path has a queue. Schedulers vary as much.
+/// Mean delay above the least one from which on the path counts as having a queue. Schedulers alone cause almost as much.
 const LEAST_QUEUEING: Duration = Duration::from_micros(500);
 /// Longest such wait; slower streams do not wait at all.
 const LONGEST_HOLD: Duration = Duration::from_millis(5);
@@ -155,6 +155,12 @@ impl Pacer {
     pub fn read_limit(&self) -> usize {
         let limit = self.limit.as_ref();
         limit.map_or(usize::MAX, |limit| limit.bytes_in(READ))
+    }
+
+    /// The time for which datagrams to a peer wait, apart from bursts.
+    pub fn hold(&self, id: PeerId) -> Duration {
+        let flow = self.flows.get(&id);
+        flow.map_or(Duration::ZERO, |flow| flow.hold.time)
     }
 
     /// Returns when the next waiting datagrams may be sent.
@@ -354,10 +360,10 @@ struct Hold {
     since: Instant,
     /// Bytes that came in it.
     bytes: usize,
+    /// Whether it follows another one, so that the peer has reported the delay of this stream.
+    is_reported: bool,
     /// The wait in this second, which follows from the rate of the last one.
     time: Duration,
-    /// The wait in the last second.
-    before: Duration,
 }
 
 impl Hold {
@@ -370,6 +376,7 @@ impl Hold {
         now: Instant,
     ) -> Duration {
         let elapsed = now.duration_since(self.since);
+        let longest = LONGEST_HOLD.min(window / 2);
         if elapsed >= 2 * STEADY {
             *self = Hold {
                 since: now,
@@ -378,19 +385,18 @@ impl Hold {
         } else if elapsed >= STEADY {
             let packets = self.bytes as f64 / PACKET;
             let time = elapsed.mul_f64(HELD_PACKETS / packets.max(HELD_PACKETS));
-            let limits = SHORTEST_HOLD..=LONGEST_HOLD.min(window / 2);
-            // The delay in the report contains the wait, except at first.
-            let queueing = queueing.saturating_sub(self.time.min(self.before));
-            let is_used = limits.contains(&time) && queueing >= LEAST_QUEUEING;
+            let is_used = self.is_reported
+                && queueing >= LEAST_QUEUEING
+                && (SHORTEST_HOLD..=longest).contains(&time);
             *self = Hold {
                 since: now,
                 bytes: 0,
+                is_reported: true,
                 time: if is_used { time } else { Duration::ZERO },
-                before: self.time,
             };
         }
         self.bytes += length;
-        self.time
+        self.time.min(longest)
     }
 }
 
@@ -546,19 +552,16 @@ mod tests {
     }
 
     /// Sends a datagram of 1000 bytes each `interval` us for 6 s at a round trip of `round_trip` ms, in groups of `group`.
-    /// The peer reports the wait each second, and a queue of `queue` us. Returns the wait of the last group in us.
+    /// The peer reports a queue of `queue` us. Returns the wait of the last group in us.
     fn wait(interval: u64, group: u64, round_trip: u64, queue: u64) -> u64 {
         let mut pacer = Pacer::default();
         let (mut run, bytes) = run(1, 972);
         run.peer = Some(PeerId(1));
-        let (mut came, mut wait, mut reported) = (VecDeque::new(), 0, 0);
+        let (mut came, mut wait) = (VecDeque::new(), 0);
         for us in (0..6_000_000).step_by((interval * group) as usize) {
-            if us % 1_000_000 < interval * group {
-                reported = queue + wait;
-            }
             let delays = Delays {
                 round_trip: Some(Duration::from_millis(round_trip)),
-                queueing: Duration::from_micros(reported),
+                queueing: Duration::from_micros(queue),
             };
             for _ in 0..group {
                 let pace = pacer.push(&run, &bytes, delays, at(us)).expect("no limit");
@@ -606,16 +609,18 @@ mod tests {
     }
 
     #[test]
-    fn the_first_second_of_a_stream_does_not_wait() {
+    fn the_first_two_seconds_of_a_stream_do_not_wait() {
         let mut pacer = Pacer::default();
         let (mut run, bytes) = run(1, 972);
         run.peer = Some(PeerId(1));
         let run = (run, bytes);
         for start in [0, 6_000_000] {
+            // 25 Mbit/s: four packets of 1500 bytes take 1.92 ms.
             for us in (0..3_000_000).step_by(320) {
                 let pace = push_with_queue(&mut pacer, &run, 10_000, start + us);
-                let is_first = us < 1_000_000;
+                let is_first = us < 2_000_000;
                 assert_eq!(pace == Pace::Now, is_first, "{us}");
+                assert_eq!(pacer.hold(PeerId(1)).is_zero(), is_first, "{us}");
                 drain(&mut pacer, start + us, start + us + 320);
             }
             drain(&mut pacer, start + 3_000_000, u64::MAX);

@@ -466,7 +466,11 @@ impl Node {
                     Duration::from_micros(u64::from(report.queueing_delay))
                 }),
             });
-            let result = match self.pacer.push(run, bytes, delays, now) {
+            let pace = self.pacer.push(run, bytes, delays, now);
+            if let Some(id) = run.peer {
+                self.tunnel.set_wait(id, self.pacer.hold(id));
+            }
+            let result = match pace {
                 Ok(Pace::Later) => {
                     self.tunnel.queued(run);
                     continue;
