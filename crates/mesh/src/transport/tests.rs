@@ -326,10 +326,13 @@ fn ended_by_tls(server: SocketAddr) -> (String, Duration) {
     let config = client::tls(None, rustls::ALL_VERSIONS).expect("TLS");
     let name = ServerName::try_from("localhost").expect("a name");
     let tls = rustls::ClientConnection::new(Arc::new(config), name).expect("a client");
+    // The time allowed begins with the connection.
+    let begun = std::time::Instant::now();
     let socket = TcpStream::connect(server).expect("connected");
     let stream = Stream::new(socket, Some(tls.into()), Framing::Turn).expect("a stream");
     let by = By::Tls;
-    Loop::turn(Link::Stream(stream), At { server, by }).ended()
+    let (why, _) = Loop::turn(Link::Stream(stream), At { server, by }).ended();
+    (why, begun.elapsed())
 }
 
 #[test]
