@@ -52,8 +52,6 @@ pub struct Peer {
     pub preshared_key: PresharedKey,
     /// The path in use.
     pub path: Path,
-    /// The time for which datagrams wait after they were made.
-    pub(crate) wait: Duration,
     /// Candidate paths. While the peer does not answer, initiations are sent to all of them.
     pub paths: Paths,
     /// Port probing through a symmetric NAT, at either end.
@@ -214,6 +212,8 @@ pub struct Path {
     pub restored: u64,
     /// Records that it could not restore while parity was sent.
     pub not_restored: u64,
+    /// The time for which datagrams wait after they were made.
+    pub(crate) wait: Duration,
     /// Whether to use GSO. Cleared when the path breaks GSO batches.
     pub gso: bool,
     /// Statistics of received datagrams (native).
@@ -255,6 +255,7 @@ impl Path {
             report: None,
             restored: 0,
             not_restored: 0,
+            wait: Duration::ZERO,
             gso: true,
             health: Receiver::default(),
             outgoing: Outgoing::default(),
@@ -570,7 +571,6 @@ impl Peer {
             public_key,
             preshared_key: PresharedKey::from_bytes([0; 32]),
             path: Path::new(None),
-            wait: Duration::ZERO,
             paths: Paths::default(),
             birthday: Birthday::default(),
             pings: Pings::default(),

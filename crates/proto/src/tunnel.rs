@@ -436,7 +436,7 @@ impl Tunnel {
     /// a queue on the path, so records state when they leave.
     pub fn set_wait(&mut self, id: PeerId, wait: Duration) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.wait = wait;
+            peer.path.wait = wait;
         }
     }
 

@@ -686,6 +686,23 @@ fn reports_show_reordering_and_queues() {
 }
 
 #[test]
+fn records_state_when_they_leave() {
+    let mut world = World::new(NATIVE, 1);
+    world.establish();
+    let wait = |world: &mut World, wait| {
+        let side = &mut world.sides[0];
+        side.tunnel.set_wait(side.peer, wait);
+    };
+    // Nothing waits in truth, so records that state a wait seem 5 ms faster than later ones.
+    wait(&mut world, Duration::from_millis(5));
+    reports_of(&mut world, 0..1500, Duration::from_millis(1));
+    wait(&mut world, Duration::ZERO);
+    let after = reports_of(&mut world, 1500..4500, Duration::from_millis(1));
+    let delay = after.last().expect("a report").queueing_delay;
+    assert!((4_900..5_100).contains(&delay), "{delay} us");
+}
+
+#[test]
 fn a_path_that_breaks_gso_gets_single_datagrams() {
     let mut world = World::new(NATIVE, 1);
     world.links[0].path.mangles_gso = true;

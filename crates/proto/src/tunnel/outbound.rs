@@ -514,7 +514,7 @@ pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Opt
         destination: peer.path.destination(traffic_class)?,
         peer: peer.id,
         size: peer.path.mtu.size() - room,
-        stamp: stamp_of(now + peer.wait),
+        stamp: stamp_of(now + peer.path.wait),
         now,
         offload: peer.capabilities.as_ref().is_some_and(|c| c.offload()),
         gso: peer.path.gso,
