@@ -8,6 +8,9 @@ use crate::Stage;
 /// the main cost.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
+/// Parts of the names of functions that use the processor's AES instructions, in OpenSSL, BoringSSL, AWS-LC and Linux.
+const AES_INSTRUCTIONS: [&str; 5] = ["aesni", "vaes", "aes_hw", "aesv8", "aes_ce"];
+
 pub(super) const SPEC: Spec = Spec::fault(
     Cause::CipherBound,
     PathStep::Program,
@@ -68,33 +71,40 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         "1",
         "/proc/cpuinfo",
     );
+    let uses_aes = leading.is_some_and(|symbol| {
+        AES_INSTRUCTIONS
+            .iter()
+            .any(|part| symbol.to_ascii_lowercase().contains(part))
+    });
     let weight = 0.95 * CRYPTO.at(crypto) * limited;
-    weighted(weight, facts, remedies(aes))
+    let mut remedies = vec![Remedy::ask(
+        Location::Tunnel,
+        "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
+        Vec::new(),
+        "a factor of up to the number of processors",
+    )];
+    if !uses_aes {
+        remedies.insert(0, faster_cipher(aes));
+    }
+    weighted(weight, facts, remedies)
 }
 
-fn remedies(aes: bool) -> Vec<Remedy> {
+/// The cipher that is fastest on this processor. `aes`: whether the processor has AES instructions.
+fn faster_cipher(aes: bool) -> Remedy {
     let change = if aes {
         "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
     } else {
         "use ChaCha20-Poly1305 with a library that uses vector instructions, at both ends; this processor has no AES instructions"
     };
-    vec![
-        Remedy::ask(
-            Location::Tunnel,
-            change,
-            vec![
-                "openssl speed -evp aes-128-gcm".to_owned(),
-                "openssl speed -evp chacha20-poly1305".to_owned(),
-            ],
-            "the ratio of the two speeds, for that share of the time",
-        ),
-        Remedy::ask(
-            Location::Tunnel,
-            "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
-            Vec::new(),
-            "a factor of up to the number of processors",
-        ),
-    ]
+    Remedy::ask(
+        Location::Tunnel,
+        change,
+        vec![
+            "openssl speed -evp aes-128-gcm".to_owned(),
+            "openssl speed -evp chacha20-poly1305".to_owned(),
+        ],
+        "the ratio of the two speeds, for that share of the time",
+    )
 }
 
 #[cfg(test)]
@@ -115,6 +125,20 @@ mod tests {
         let finding = present(evaluate(&working(0.97, 0.7)));
         assert!(finding.weight > 0.9);
         assert!(finding.facts[0].name.contains("mostly crypto"));
+    }
+
+    #[test]
+    fn a_cipher_that_uses_aes_instructions_is_not_to_be_exchanged() {
+        let remedies = |symbol: &str| {
+            let mut evidence = working(0.97, 0.7);
+            let program = &mut evidence.profile.as_mut().expect("profile").program;
+            let crypto = program.iter_mut().find(|share| share.stage == Stage::Crypto);
+            crypto.expect("a share").symbol = symbol.into();
+            present(evaluate(&evidence)).remedies.len()
+        };
+        assert_eq!(remedies("ChaCha20_ctr32_avx2"), 2);
+        assert_eq!(remedies("_aesni_ctr32_ghash_6x"), 1);
+        assert_eq!(remedies("aes_gcm_enc_update_vaes_avx10_512"), 1);
     }
 
     #[test]
