@@ -281,6 +281,7 @@ impl Tunnel {
         if let Some(repair) = &mut peer.repair {
             let frames = &buffers.arena[plaintext.start + STAMP_LEN..plaintext.end];
             let session = peer.sessions.by_index(record.session);
+            repair.set_round_trip(peer.path.least_rtt);
             part = repaired(repair, arrived, frames, session.map(|(s, _)| s), now.mono);
             note_ready(&mut self.to_release, peer);
         }

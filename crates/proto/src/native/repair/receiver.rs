@@ -17,9 +17,13 @@ use std::time::Duration;
 
 /// Maximum time for which a segment is held back.
 pub const HOLD: Duration = Duration::from_millis(60);
-/// Time for which a missing record is still waited for after its parity has arrived without
+/// Maximum time for which a missing record is still waited for after its parity has arrived without
 /// sufficing, or is lost: the record may only be late.
 const REORDERING: Duration = Duration::from_millis(3);
+/// That time is at most the least round trip divided by this. TCP waits as long for a segment that
+/// may be late (RACK, RFC 8985, section 6.2 step 4). On a short path, 3 ms would be several round
+/// trips in which it does not learn of a loss.
+const REORDERINGS_PER_ROUND_TRIP: u32 = 4;
 /// Records are kept for this time after a parity record, and while the counter is below
 /// [`FIRST_RECORDS`] in the first session of a path.
 const KEEP: Duration = Duration::from_secs(2);
@@ -95,6 +99,8 @@ pub struct Receiver {
     /// Records before this counter are waited for no longer than reordering takes.
     hurried: u64,
     blocks: VecDeque<Block>,
+    /// See [`REORDERING`].
+    reordering: Duration,
     /// The newest block, which no other may overlap.
     newest: Range<u64>,
     flows: Flows,
@@ -187,6 +193,7 @@ impl Default for Receiver {
             bytes: 0,
             edge: 0,
             hurried: 0,
+            reordering: REORDERING,
             blocks: VecDeque::new(),
             newest: 0..0,
             flows: Flows::default(),
@@ -206,6 +213,13 @@ impl Default for Receiver {
 }
 
 impl Receiver {
+    /// Sets the least round trip of the path, if it was measured.
+    pub fn set_round_trip(&mut self, round_trip: Option<Duration>) {
+        self.reordering = round_trip.map_or(REORDERING, |time| {
+            REORDERING.min(time / REORDERINGS_PER_ROUND_TRIP)
+        });
+    }
+
     /// Handles a received record that is no replay, and returns the part of it to process now.
     /// `number` is the [number](crate::session::Session::number) of its session, `verdict` the
     /// verdict on the records missing before it. PARITY frames are processed here.
@@ -496,7 +510,7 @@ impl Receiver {
             Some(Verdict::Congestion | Verdict::Overflow { .. })
         );
         let patience = if congestion || verdict == Some(Verdict::Probes) {
-            REORDERING
+            self.reordering
         } else {
             HOLD
         };
@@ -711,9 +725,10 @@ impl Receiver {
         }
     }
 
-    /// Limits the remaining wait for missing records before `end` to [`REORDERING`]. Visits each only
+    /// Limits the remaining wait for missing records before `end` to that for late ones. Visits each only
     /// once.
     fn hurry(&mut self, end: u64, now: Instant) {
+        let latest = now + self.reordering;
         let from = self.edge.max(self.hurried);
         self.hurried = self.hurried.max(end);
         for counter in from..end {
@@ -722,7 +737,7 @@ impl Receiver {
                 return;
             };
             if let SlotState::Missing { until, .. } = &mut slot.state {
-                *until = (*until).min(now + REORDERING);
+                *until = (*until).min(latest);
             }
         }
     }
@@ -1061,17 +1076,22 @@ mod tests {
 
     #[test]
     fn segments_hardly_wait_for_a_probe_or_a_record_that_a_full_queue_dropped() {
+        let of = |counter| Record {
+            session: 7,
+            counter,
+            ecn: 0,
+        };
         for verdict in [Verdict::Probes, Verdict::Congestion] {
-            let mut receiver = Receiver::default();
-            let of = |counter| Record {
-                session: 7,
-                counter,
-                ecn: 0,
-            };
-            receiver.record(of(0), 1, &frames(0), None, at(0));
-            receiver.record(of(2), 1, &frames(2), Some(verdict), at(5));
-            assert_eq!(ready(&mut receiver, 7), []);
-            assert_eq!(ready(&mut receiver, 8), [(2, Part::Ordered)], "{verdict:?}");
+            // A quarter of the round trip, but at most 3 ms.
+            for (round_trip, wait) in [(None, 3), (Some(40), 3), (Some(4), 1)] {
+                let mut receiver = Receiver::default();
+                receiver.set_round_trip(round_trip.map(Duration::from_millis));
+                receiver.record(of(0), 1, &frames(0), None, at(0));
+                receiver.record(of(2), 1, &frames(2), Some(verdict), at(5));
+                assert_eq!(receiver.next_release(), Some(at(5 + wait)), "{verdict:?}");
+                assert_eq!(ready(&mut receiver, 5 + wait - 1), []);
+                assert_eq!(ready(&mut receiver, 5 + wait), [(2, Part::Ordered)]);
+            }
         }
     }
 
