@@ -60,7 +60,8 @@ const STEADY: Duration = Duration::from_secs(1);
 const SHORTEST_HOLD: Duration = Duration::from_micros(250);
 /// Mean delay above the least one from which on the path counts as having a queue. Schedulers alone cause almost as much.
 const LEAST_QUEUEING: Duration = Duration::from_micros(500);
-/// Longest such wait; slower streams do not wait at all.
+/// Longest such wait. Streams for which it is shorter than the time of two packets do not wait at all: it would be as
+/// short as the delay that makes a queue unfair.
 const LONGEST_HOLD: Duration = Duration::from_millis(5);
 
 /// Maximum time of the limit that is made up for after a late wakeup: more would be a burst.
@@ -391,10 +392,11 @@ impl Hold {
             };
         } else if elapsed >= STEADY {
             let packets = self.bytes as f64 / PACKET;
-            let time = elapsed.mul_f64(HELD_PACKETS / packets.max(HELD_PACKETS));
+            let wanted = elapsed.mul_f64(HELD_PACKETS / packets.max(HELD_PACKETS));
+            let time = wanted.min(longest);
             let is_used = self.is_reported
                 && queueing >= LEAST_QUEUEING
-                && (SHORTEST_HOLD..=longest).contains(&time);
+                && time >= SHORTEST_HOLD.max(wanted / 2);
             *self = Hold {
                 since: now,
                 bytes: 0,
@@ -603,16 +605,24 @@ mod tests {
 
     #[test]
     fn datagrams_do_not_wait_for_longer_than_an_eighth_of_the_round_trip() {
-        assert_eq!(wait(320, 1, 14, 600), 0);
-        assert!(wait(320, 1, 17, 600) > 0);
+        let wait = wait(320, 1, 14, 600);
+        assert!((1_750..1_800).contains(&wait), "{wait} us");
+    }
+
+    #[test]
+    fn datagrams_do_not_wait_for_longer_than_5_ms() {
+        // 8 Mbit/s: four packets of 1500 bytes take 6 ms.
+        let wait = wait(1000, 1, 100, 10_000);
+        assert!((5_000..5_100).contains(&wait), "{wait} us");
     }
 
     #[test]
     fn datagrams_of_slow_and_fast_streams_do_not_wait() {
-        // 8 and 200 Mbit/s: four packets of 1500 bytes take 6 ms and 0.24 ms.
-        for interval in [1000, 40] {
-            assert_eq!(wait(interval, 1, 100, 10_000), 0);
-        }
+        // Two packets of 1500 bytes take longer than an eighth of the round trip, or than 5 ms at 4 Mbit/s.
+        assert_eq!(wait(320, 1, 7, 600), 0);
+        assert_eq!(wait(2000, 1, 100, 10_000), 0);
+        // 200 Mbit/s: four packets take 0.24 ms.
+        assert_eq!(wait(40, 1, 100, 10_000), 0);
     }
 
     #[test]
