@@ -132,7 +132,9 @@ mod tests {
         let remedies = |symbol: &str| {
             let mut evidence = working(0.97, 0.7);
             let program = &mut evidence.profile.as_mut().expect("profile").program;
-            let crypto = program.iter_mut().find(|share| share.stage == Stage::Crypto);
+            let crypto = program
+                .iter_mut()
+                .find(|share| share.stage == Stage::Crypto);
             crypto.expect("a share").symbol = symbol.into();
             present(evaluate(&evidence)).remedies.len()
         };
