@@ -150,19 +150,24 @@ impl Session {
             .would_accept(counter)
             .map_err(|_| DropReason::Replayed)?;
         let length = sealed.len() - TAG_LEN;
-        #[cfg(feature = "null-cipher")]
-        let is_sealed = self.cipher != Cipher::Null;
-        #[cfg(not(feature = "null-cipher"))]
-        let is_sealed = true;
-        if is_sealed {
-            self.open
-                .open_in_place(nonce(counter), Aad::empty(), sealed)
-                .map_err(|_| DropReason::BadTag)?;
-        }
+        self.decrypt(counter, sealed)?;
         self.replay
             .update(counter)
             .map_err(|_| DropReason::Replayed)?;
         Ok(length)
+    }
+
+    /// Decrypts what is behind the header of a received datagram in place, also that of a replayed
+    /// counter. Returns an error if it is not authentic.
+    pub fn decrypt(&mut self, counter: u64, sealed: &mut [u8]) -> Result<(), DropReason> {
+        #[cfg(feature = "null-cipher")]
+        if self.cipher == Cipher::Null {
+            return Ok(());
+        }
+        self.open
+            .open_in_place(nonce(counter), Aad::empty(), sealed)
+            .map_err(|_| DropReason::BadTag)?;
+        Ok(())
     }
 }
 

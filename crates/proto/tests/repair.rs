@@ -131,6 +131,25 @@ fn a_path_without_loss_has_no_parity_after_its_start() {
 }
 
 #[test]
+fn a_path_that_reorders_has_no_parity_after_its_start() {
+    let path = Path {
+        jitter: Duration::from_micros(200),
+        ..lossy(0.0)
+    };
+    let mut world = world(true, path, 2);
+    stream(&mut world, Duration::from_secs(2));
+    let (sent, restored) = (
+        world.peer(0).path.repair().sent,
+        world.peer(0).path.restored,
+    );
+    assert!(restored > 0, "parity was faster than late records");
+    stream(&mut world, Duration::from_secs(5));
+    let repair = world.peer(0).path.repair();
+    let now = world.now(0).mono;
+    assert_eq!((repair.sent, repair.state(now)), (sent, State::NotNeeded));
+}
+
+#[test]
 fn a_call_on_a_lossy_path_has_its_packets_in_time() {
     let flow = Flow::udp(0);
     let mut world = world(true, lossy(0.03), 3);

@@ -16,9 +16,11 @@ use std::time::Duration;
 
 /// Interval between reports while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// With loss repair, least time after which a missing datagram of a random gap is reported: it may only be late.
+const LATE: Duration = Duration::from_millis(10);
 /// With loss repair, delay of the report after a random loss. It is short so that the sender reacts
 /// soon.
-const EARLY: Duration = Duration::from_millis(10);
+const EARLY: Duration = Duration::from_millis(20);
 /// Minimum interval between two such early reports.
 const EARLY_INTERVAL: Duration = Duration::from_millis(100);
 /// A datagram that is later than this many counters counts as lost, unless it arrives before the
@@ -186,10 +188,53 @@ pub struct Receiver {
     classifier: Option<Box<LossClassifier>>,
     /// Least round trip of the path, if it was measured.
     round_trip: Option<Duration>,
+    /// Random losses that are too recent for the report.
+    recent: RecentLosses,
     /// When to report a random loss.
     early: Option<Instant>,
     /// When the last report was due.
     reported: Instant,
+}
+
+/// Random losses of the last [`LATE`] to twice that time, of which late datagrams may still arrive.
+#[derive(Debug, Default)]
+struct RecentLosses {
+    /// Begin of the current interval of [`LATE`].
+    since: Instant,
+    /// Losses of the current interval.
+    newer: u32,
+    /// Losses of the interval before.
+    older: u32,
+}
+
+impl RecentLosses {
+    /// Returns the losses that are no longer recent.
+    fn take_old(&mut self, now: Instant) -> u32 {
+        let passed = now.duration_since(self.since);
+        if passed < LATE {
+            return 0;
+        }
+        let old = std::mem::replace(&mut self.older, std::mem::take(&mut self.newer));
+        if passed < 2 * LATE {
+            self.since += LATE;
+            return old;
+        }
+        self.since = now;
+        old.saturating_add(std::mem::take(&mut self.older))
+    }
+
+    /// Takes back up to `count` of the losses, the newest first. Returns how many.
+    fn take_back(&mut self, count: u32) -> u32 {
+        let newer = count.min(self.newer);
+        let older = (count - newer).min(self.older);
+        self.newer -= newer;
+        self.older -= older;
+        newer + older
+    }
+
+    fn is_empty(&self) -> bool {
+        self.newer == 0 && self.older == 0
+    }
 }
 
 impl Default for Receiver {
@@ -211,6 +256,7 @@ impl Default for Receiver {
             transit: 0,
             classifier: None,
             round_trip: None,
+            recent: RecentLosses::default(),
             early: None,
             reported: Instant::BOOT,
         }
@@ -262,6 +308,7 @@ impl Receiver {
                     since: self.since,
                     session: Some((record.session, number)),
                     delay_sum: self.delay_sum,
+                    recent: std::mem::take(&mut self.recent),
                     classifier: self.classifier.take(),
                     round_trip: self.round_trip,
                     early: self.early,
@@ -322,13 +369,17 @@ impl Receiver {
             }
             Some(Verdict::Overflow { earlier }) => {
                 // The others are reported already, or arrived late.
-                let earlier = earlier.min(report.random_losses);
-                report.random_losses -= earlier;
+                let recent = self.recent.take_back(earlier);
+                let counted = (earlier - recent).min(report.random_losses);
+                report.random_losses -= counted;
+                let earlier = recent + counted;
                 let lost = lost.saturating_add(earlier);
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
             Some(Verdict::Random) => {
-                report.random_losses = report.random_losses.saturating_add(lost);
+                let old = self.recent.take_old(now);
+                report.random_losses = report.random_losses.saturating_add(old);
+                self.recent.newer = self.recent.newer.saturating_add(lost);
                 self.early
                     .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
             }
@@ -355,11 +406,13 @@ impl Receiver {
         if self.next_report().is_none_or(|at| now < at) {
             return None;
         }
+        let mut report = std::mem::take(&mut self.report);
+        let old = self.recent.take_old(now);
+        report.random_losses = report.random_losses.saturating_add(old);
         self.since = None;
-        self.early = None;
+        self.early = (!self.recent.is_empty()).then_some(now + EARLY_INTERVAL);
         self.reported = now;
         self.probes = 0;
-        let mut report = std::mem::take(&mut self.report);
         if now.duration_since(self.overtook) >= REPORT_INTERVAL {
             let lost = std::mem::take(&mut self.overtaken).min(u64::from(u32::MAX)) as u32;
             report.lost = report.lost.saturating_add(lost);
@@ -406,11 +459,25 @@ impl Receiver {
         }
     }
 
+    /// Whether a record of the newest session is missing on the path, though it may have been restored.
+    pub fn misses(&self, session: u32, counter: u64) -> bool {
+        let is_newest = self.session.is_some_and(|(index, _)| index == session);
+        is_newest && counter < self.next && self.is_recent_and_missing(counter)
+    }
+
+    /// Records that the original of a restored record has arrived, which [`Self::misses`]: it is not lost.
+    pub fn original(&mut self, counter: u64) {
+        self.late(counter);
+    }
+
+    fn is_recent_and_missing(&self, counter: u64) -> bool {
+        let is_recent = self.next - 1 - counter < HORIZON;
+        is_recent && self.window[(counter % HORIZON / 64) as usize] & 1 << (counter % 64) == 0
+    }
+
     /// Whether a counter below the highest one may still count as lost.
     fn is_awaited(&self, counter: u64) -> bool {
-        let is_recent = self.next - 1 - counter < HORIZON;
-        let seen = self.window[(counter % HORIZON / 64) as usize] & 1 << (counter % 64) != 0;
-        self.overtaken > 0 || is_recent && !seen
+        self.overtaken > 0 || self.is_recent_and_missing(counter)
     }
 
     /// Handles a datagram with a lower counter than the highest one.
@@ -444,10 +511,15 @@ impl Receiver {
     /// A missing datagram was no loss. Most late ones are of random gaps.
     fn take_back_loss(&mut self) {
         let report = &mut self.report;
-        if report.random_losses > 0 {
-            report.random_losses -= 1;
-        } else {
-            report.congestion_losses = report.congestion_losses.saturating_sub(1);
+        if self.recent.take_back(1) == 0 {
+            if report.random_losses > 0 {
+                report.random_losses -= 1;
+            } else {
+                report.congestion_losses = report.congestion_losses.saturating_sub(1);
+            }
+        }
+        if report.random_losses == 0 && self.recent.is_empty() {
+            self.early = None;
         }
     }
 
@@ -829,6 +901,29 @@ mod tests {
         assert_eq!(receive(37, 50), Some(Verdict::Random));
         let report = r.due(at(1000)).expect("a report");
         assert_eq!((report.random_losses, report.congestion_losses), (5, 0));
+    }
+
+    #[test]
+    fn datagrams_that_others_overtake_are_no_losses() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        // 25 datagrams in a millisecond; one in a hundred overtakes eight others, also at the end of each report.
+        let order = (0..125_000).map(|c| match c % 100 {
+            0 => c + 8,
+            1..=8 => c - 1,
+            _ => c,
+        });
+        let mut reports = Vec::new();
+        for (n, counter) in order.enumerate() {
+            let now = at(n as u64 / 25);
+            let stamp = stamp(0, crate::native::stamp::stamp_of(now));
+            r.datagram(&record(counter), stamp, (1, HERE), now);
+            r.packets(now);
+            reports.extend(r.due(now));
+        }
+        let lost: Vec<u32> = reports.iter().map(|r| r.random_losses).collect();
+        assert_eq!(lost, [0, 0, 0, 0]);
+        assert_eq!(reports[3].reordering, 8);
     }
 
     #[test]
