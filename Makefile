@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path bench-userspace instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path bench-userspace instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel bench-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -175,6 +175,9 @@ interop-kernel: ## test against the kernel's WireGuard in a virtual machine (ins
 
 doctor-kernel: ## test the doctor on a stock kernel in a virtual machine (installs QEMU)
 	@scripts/doctor-kernel.sh
+
+bench-kernel: ## run seikan bench from a stock kernel in a virtual machine to this host (installs QEMU)
+	@scripts/bench-kernel.sh
 
 clean: ## remove cargo's output; tools and peers stay in $(TOOLS)
 	@cargo clean

@@ -79,7 +79,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let weight = 0.95 * CRYPTO.at(crypto) * limited;
     let mut remedies = vec![Remedy::ask(
         Location::Tunnel,
-        "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
+        "encrypt in several threads, or in larger records: a larger inner MTU, super-packets",
         Vec::new(),
         "a factor of up to the number of processors",
     )];
