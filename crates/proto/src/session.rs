@@ -157,9 +157,9 @@ impl Session {
         Ok(length)
     }
 
-    /// Decrypts what is behind the header of a received datagram in place, also that of a replayed
-    /// counter. Returns an error if it is not authentic.
-    pub fn decrypt(&mut self, counter: u64, sealed: &mut [u8]) -> Result<(), DropReason> {
+    /// Decrypts what is behind the header of a received datagram in place. Neither checks the replay
+    /// window nor moves it. Returns an error if the datagram is not authentic.
+    pub(crate) fn decrypt(&self, counter: u64, sealed: &mut [u8]) -> Result<(), DropReason> {
         #[cfg(feature = "null-cipher")]
         if self.cipher == Cipher::Null {
             return Ok(());

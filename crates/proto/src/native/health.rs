@@ -201,39 +201,54 @@ pub struct Receiver {
 struct RecentLosses {
     /// Begin of the current interval of [`LATE`].
     since: Instant,
-    /// Losses of the current interval.
-    newer: u32,
-    /// Losses of the interval before.
-    older: u32,
+    /// Losses of the current interval, and the lowest counter that can be one.
+    newer: (u32, u64),
+    /// The same of the interval before.
+    older: (u32, u64),
 }
 
 impl RecentLosses {
-    /// Returns the losses that are no longer recent.
-    fn take_old(&mut self, now: Instant) -> u32 {
+    /// Returns the losses that are no longer recent. Later ones have the counter `next` or a higher one.
+    fn take_old(&mut self, next: u64, now: Instant) -> u32 {
         let passed = now.duration_since(self.since);
         if passed < LATE {
             return 0;
         }
-        let old = std::mem::replace(&mut self.older, std::mem::take(&mut self.newer));
+        let (old, _) = self.older;
+        self.older = std::mem::replace(&mut self.newer, (0, next));
         if passed < 2 * LATE {
             self.since += LATE;
             return old;
         }
         self.since = now;
-        old.saturating_add(std::mem::take(&mut self.older))
+        old.saturating_add(std::mem::take(&mut self.older.0))
     }
 
     /// Takes back up to `count` of the losses, the newest first. Returns how many.
-    fn take_back(&mut self, count: u32) -> u32 {
-        let newer = count.min(self.newer);
-        let older = (count - newer).min(self.older);
-        self.newer -= newer;
-        self.older -= older;
+    fn take_back_newest(&mut self, count: u32) -> u32 {
+        let newer = count.min(self.newer.0);
+        let older = (count - newer).min(self.older.0);
+        self.newer.0 -= newer;
+        self.older.0 -= older;
         newer + older
     }
 
+    /// Takes back the loss of a counter. Returns whether it was a recent one.
+    fn take_back(&mut self, counter: u64) -> bool {
+        let losses = if counter >= self.newer.1 {
+            &mut self.newer.0
+        } else if counter >= self.older.1 {
+            &mut self.older.0
+        } else {
+            return false;
+        };
+        let is_recent = *losses > 0;
+        *losses = losses.saturating_sub(1);
+        is_recent
+    }
+
     fn is_empty(&self) -> bool {
-        self.newer == 0 && self.older == 0
+        self.newer.0 == 0 && self.older.0 == 0
     }
 }
 
@@ -303,12 +318,17 @@ impl Receiver {
             Some((_, newest)) if number <= newest => return None,
             _ => {
                 let moved = self.from.is_some_and(|before| before != from);
+                // Their counters mean nothing any more.
+                let recent = self.recent.take_back_newest(u32::MAX);
+                let random_losses = self.report.random_losses.saturating_add(recent);
                 *self = Receiver {
-                    report: self.report,
+                    report: Report {
+                        random_losses,
+                        ..self.report
+                    },
                     since: self.since,
                     session: Some((record.session, number)),
                     delay_sum: self.delay_sum,
-                    recent: std::mem::take(&mut self.recent),
                     classifier: self.classifier.take(),
                     round_trip: self.round_trip,
                     early: self.early,
@@ -369,7 +389,7 @@ impl Receiver {
             }
             Some(Verdict::Overflow { earlier }) => {
                 // The others are reported already, or arrived late.
-                let recent = self.recent.take_back(earlier);
+                let recent = self.recent.take_back_newest(earlier);
                 let counted = (earlier - recent).min(report.random_losses);
                 report.random_losses -= counted;
                 let earlier = recent + counted;
@@ -377,9 +397,10 @@ impl Receiver {
                 report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
             Some(Verdict::Random) => {
-                let old = self.recent.take_old(now);
+                let old = self.recent.take_old(counter - missing, now);
                 report.random_losses = report.random_losses.saturating_add(old);
-                self.recent.newer = self.recent.newer.saturating_add(lost);
+                let newer = &mut self.recent.newer.0;
+                *newer = newer.saturating_add(lost);
                 self.early
                     .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
             }
@@ -407,7 +428,7 @@ impl Receiver {
             return None;
         }
         let mut report = std::mem::take(&mut self.report);
-        let old = self.recent.take_old(now);
+        let old = self.recent.take_old(self.next, now);
         report.random_losses = report.random_losses.saturating_add(old);
         self.since = None;
         self.early = (!self.recent.is_empty()).then_some(now + EARLY_INTERVAL);
@@ -459,13 +480,14 @@ impl Receiver {
         }
     }
 
-    /// Whether a record of the newest session is missing on the path, though it may have been restored.
+    /// Whether a record of the newest session, within [`HORIZON`], has not arrived. It may have been restored.
     pub fn misses(&self, session: u32, counter: u64) -> bool {
         let is_newest = self.session.is_some_and(|(index, _)| index == session);
         is_newest && counter < self.next && self.is_recent_and_missing(counter)
     }
 
-    /// Records that the original of a restored record has arrived, which [`Self::misses`]: it is not lost.
+    /// Records that the original of a restored record has arrived, so that it was not lost. [`Self::misses`] must have
+    /// returned true for it.
     pub fn original(&mut self, counter: u64) {
         self.late(counter);
     }
@@ -496,7 +518,7 @@ impl Receiver {
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
         if late < HORIZON && self.window[word] & bit == 0 {
             self.window[word] |= bit;
-            self.take_back_loss();
+            self.take_back_loss(counter);
         } else if self.overtaken > 0 {
             // A counter does not arrive twice, so a set bit means that it was skipped.
             self.overtaken -= 1;
@@ -504,14 +526,14 @@ impl Receiver {
             self.probes -= 1;
         } else {
             self.report.lost = self.report.lost.saturating_sub(1);
-            self.take_back_loss();
+            self.take_back_loss(counter);
         }
     }
 
     /// A missing datagram was no loss. Most late ones are of random gaps.
-    fn take_back_loss(&mut self) {
+    fn take_back_loss(&mut self, counter: u64) {
         let report = &mut self.report;
-        if self.recent.take_back(1) == 0 {
+        if !self.recent.take_back(counter) {
             if report.random_losses > 0 {
                 report.random_losses -= 1;
             } else {
@@ -924,6 +946,27 @@ mod tests {
         let lost: Vec<u32> = reports.iter().map(|r| r.random_losses).collect();
         assert_eq!(lost, [0, 0, 0, 0]);
         assert_eq!(reports[3].reordering, 8);
+    }
+
+    #[test]
+    fn a_path_on_which_datagrams_are_always_late_loses_none() {
+        let mut r = Receiver::default();
+        r.set_repairs(true);
+        // One datagram in a millisecond. Each eighth is 9 ms late, so that there is always one that may be lost.
+        let mut order: Vec<(u64, u64)> = (0..4000)
+            .map(|c| (if c % 8 == 7 { c + 9 } else { c }, c))
+            .collect();
+        order.sort_unstable();
+        let mut lost = 0;
+        for (ms, counter) in order {
+            let now = at(ms);
+            let stamp = stamp(0, crate::native::stamp::stamp_of(now));
+            r.datagram(&record(counter), stamp, (1, HERE), now);
+            r.packets(now);
+            let report = r.due(now).unwrap_or_default();
+            lost += report.random_losses + report.congestion_losses;
+        }
+        assert_eq!(lost, 0);
     }
 
     #[test]

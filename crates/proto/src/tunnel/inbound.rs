@@ -159,10 +159,14 @@ impl Tunnel {
         let sealed = &mut bytes[header_len..];
         let health = &mut peer.path.health;
         let length = match session.open(counter, sealed) {
-            // Parity restored it before, but it was only late. Otherwise a path that reorders would need ever more parity.
+            // Parity restored it before, but it was only late. If it counted as lost, a path that reorders would get
+            // parity without end.
             Err(DropReason::Replayed) if health.misses(index, counter) => {
                 session.decrypt(counter, sealed)?;
                 health.original(counter);
+                if let Some(repair) = &mut peer.repair {
+                    repair.restored = repair.restored.saturating_sub(1);
+                }
                 return Err(DropReason::Replayed);
             }
             opened => opened?,

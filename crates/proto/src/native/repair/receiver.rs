@@ -20,9 +20,9 @@ pub const HOLD: Duration = Duration::from_millis(60);
 /// Maximum time for which a missing record is still waited for after its parity has arrived without
 /// sufficing, or is lost: the record may only be late.
 const REORDERING: Duration = Duration::from_millis(3);
-/// That time is at most the least round trip divided by this. TCP waits as long for a segment that
-/// may be late (RACK, RFC 8985, section 6.2 step 4). On a short path, 3 ms would be several round
-/// trips in which it does not learn of a loss.
+/// That time is at most the least round trip divided by this. TCP waits up to as long for a segment
+/// that may be late (RACK, RFC 8985, section 6.2 step 4). On a short path, 3 ms would be several
+/// round trips in which it does not learn of a loss.
 const REORDERINGS_PER_ROUND_TRIP: u32 = 4;
 /// Records are kept for this time after a parity record, and while the counter is below
 /// [`FIRST_RECORDS`] in the first session of a path.
