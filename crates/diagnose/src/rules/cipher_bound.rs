@@ -8,8 +8,22 @@ use crate::Stage;
 /// the main cost.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
-/// Parts of the names of functions that use the processor's AES instructions, in OpenSSL, BoringSSL, AWS-LC and Linux.
-const AES_INSTRUCTIONS: [&str; 5] = ["aesni", "vaes", "aes_hw", "aesv8", "aes_ce"];
+/// Parts of the names of functions that use the processor's AES instructions: in OpenSSL, BoringSSL and AWS-LC, in Linux,
+/// and in Go. In lower case.
+const AES_INSTRUCTIONS: [&str; 12] = [
+    "aesni",
+    "vaes",
+    "aes_hw",
+    "aesv8",
+    "aes_v8",
+    "aes_gcm_encrypt_avx",
+    "aes_gcm_decrypt_avx",
+    "aes_gcm_enc_",
+    "aes_gcm_dec_",
+    "aes_ce",
+    "ce_aes",
+    "gcmaes",
+];
 
 pub(super) const SPEC: Spec = Spec::fault(
     Cause::CipherBound,
@@ -138,9 +152,19 @@ mod tests {
             crypto.expect("a share").symbol = symbol.into();
             present(evaluate(&evidence)).remedies.len()
         };
-        assert_eq!(remedies("ChaCha20_ctr32_avx2"), 2);
-        assert_eq!(remedies("_aesni_ctr32_ghash_6x"), 1);
-        assert_eq!(remedies("aes_gcm_enc_update_vaes_avx10_512"), 1);
+        for symbol in ["ChaCha20_ctr32_avx2", "vpaes_encrypt", "bsaes_cbc_encrypt"] {
+            assert_eq!(remedies(symbol), 2, "{symbol}");
+        }
+        for symbol in [
+            "_aesni_ctr32_ghash_6x",
+            "aws_lc_0_47_0_aes_gcm_encrypt_avx512",
+            "aws_lc_0_47_0_aes_gcm_dec_kernel",
+            "aesv8_gcm_8x_enc_256",
+            "aes_gcm_enc_update_vaes_avx10_512",
+            "crypto/aes.gcmAesEnc",
+        ] {
+            assert_eq!(remedies(symbol), 1, "{symbol}");
+        }
     }
 
     #[test]
