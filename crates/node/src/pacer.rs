@@ -60,8 +60,8 @@ const STEADY: Duration = Duration::from_secs(1);
 const SHORTEST_HOLD: Duration = Duration::from_micros(250);
 /// Mean delay above the least one from which on the path counts as having a queue. Schedulers alone cause almost as much.
 const LEAST_QUEUEING: Duration = Duration::from_micros(500);
-/// Longest such wait. Streams for which it is shorter than the time of two packets do not wait at all: it would be as
-/// short as the delay that makes a queue unfair.
+/// Longest such wait; it is also at most an eighth of the round trip. Streams for which that is shorter than the time of
+/// two packets do not wait at all: it would be as short as the delay that makes a queue unfair.
 const LONGEST_HOLD: Duration = Duration::from_millis(5);
 
 /// Maximum time of the limit that is made up for after a late wakeup: more would be a burst.
