@@ -5,8 +5,8 @@
 #   this host: 10.99.0.1 on bridge sbr ----tap, virtio---- 10.99.0.2 in the machine      underlay
 #              10.98.0.1 on sba                            10.98.0.2 on sbb              tunnel
 #
-# All of it is in namespaces of its own, which end with this script, also if it is killed. Instead of SSH, a TCP connection
-# to port 7777 starts `seikan bench --serve` on this host.
+# All of it is in namespaces of its own. Instead of SSH, a TCP connection to port 7777 starts `seikan bench --serve` on
+# this host.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/kernel-machine.sh
@@ -14,19 +14,32 @@ cd "$(dirname "$0")/.."
 if [ "${1:-}" != inside ]; then
     [ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan-cli
     install_machine
-    exec unshare --net --pid --fork --kill-child --mount-proc "scripts/bench-kernel.sh" inside
+    # The machine does not see all directories for temporary files.
+    dir=$(mktemp -d -p "$target")
+    trap 'rm -rf "$dir"' EXIT
+    # --kill-child ends all processes in the namespaces with unshare.
+    unshare --net --pid --fork --kill-child --mount-proc scripts/bench-kernel.sh inside "$dir" &
+    trap 'kill -9 $!; exit 1' INT TERM
+    wait $!
+    exit
 fi
 
-umask 077
+dir=$2
+export TMPDIR=$dir
 binary=$(realpath "${SEIKAN_BIN:-$target/release/seikan}")
-dir=$(mktemp -d)
 export SEIKAN_RUN_DIR=$dir/run
-mkdir "$SEIKAN_RUN_DIR"
-for side in a b; do wg genkey >"$dir/$side.key" && wg pubkey <"$dir/$side.key" >"$dir/$side.pub"; done
+mkdir -m 700 "$SEIKAN_RUN_DIR"
+(
+    umask 077
+    for side in a b; do
+        wg genkey >"$dir/$side.key"
+        wg pubkey <"$dir/$side.key" >"$dir/$side.pub"
+    done
+)
 
 # config SIDE NUMBER OTHER OTHER_NUMBER ENDPOINT: a wg-quick file
 config() {
-    cat >"$dir/sb$1.conf" <<EOF
+    (umask 077 && cat >"$dir/sb$1.conf") <<EOF
 [Interface]
 PrivateKey = $(cat "$dir/$1.key")
 ListenPort = 51820
@@ -69,10 +82,10 @@ device=\$(basename "\$(dirname /sys/class/net/*/device)")
 ip addr add 10.99.0.2/24 dev "\$device"
 ip link set "\$device" up
 ip link set lo up
-$binary up $dir/sbb.conf --protocol native >/tmp/up.log 2>&1 &
+"$binary" up "$dir/sbb.conf" --protocol native >/tmp/up.log 2>&1 &
 for _ in \$(seq 100); do ping -q -c 1 -W 1 10.98.0.1 >/dev/null 2>&1 && break; sleep 0.2; done
-$binary bench host --ssh $dir/ssh --program seikan
-$binary bench host --ssh $dir/ssh --program seikan --seconds 2 --json >/tmp/bench.json
+"$binary" bench host --ssh "$dir/ssh" --program seikan
+"$binary" bench host --ssh "$dir/ssh" --program seikan --seconds 2 --json >/tmp/bench.json
 python3 -c 'import json
 page = json.load(open("/tmp/bench.json"))
 for path in "raw", "tunnel":
@@ -82,7 +95,4 @@ echo "bench-kernel: passed"
 EOF
 
 machine_options=("--qemu-opts=-netdev tap,id=n0,ifname=sbtap,script=no,downscript=no -device virtio-net-pci,netdev=n0")
-status=0
-machine bench-kernel "bash $dir/guest.sh" || { status=$?; tail -n 20 "$dir/host.log"; }
-rm -rf "$dir"
-exit $status
+machine bench-kernel "bash '$dir/guest.sh'" || { tail -n 20 "$dir/host.log" && false; }
