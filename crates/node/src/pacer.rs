@@ -56,6 +56,9 @@ const PACKET: f64 = 1500.0;
 /// Time over which that rate is averaged. Datagrams wait from the second after the next one on: TCP's slow start is
 /// usually over then. There, a wait that falls while the rate rises would hide the path's queue from TCP.
 const STEADY: Duration = Duration::from_secs(1);
+/// Least share of the windows of a second in which a steady stream sends at least a quarter of its mean. Web pages send in
+/// some of them only. They fill no queue for long, and a wait would delay each of their round trips.
+const STEADY_SHARE: f64 = 0.75;
 /// Shortest such wait. A tunnel under load delays packets by as much.
 const SHORTEST_HOLD: Duration = Duration::from_micros(250);
 /// Mean delay above the least one from which on the path counts as having a queue. Schedulers alone cause almost as much.
@@ -320,6 +323,10 @@ impl Flow {
         // A burst leaves a debt. It is earned at the rate of the burst, not at that of the bytes behind it.
         self.earn(now);
         let elapsed = now.duration_since(self.since);
+        if elapsed >= self.window {
+            let windows = elapsed.as_nanos() / self.window.as_nanos().max(1);
+            self.hold.windows_ended(windows as u32, self.current);
+        }
         if elapsed >= 2 * self.window {
             self.previous = 0;
             self.current = 0;
@@ -365,13 +372,25 @@ struct Hold {
     since: Instant,
     /// Bytes that came in it.
     bytes: usize,
-    /// Whether it follows another one, so that the peer has reported the delay of this stream.
+    /// Windows of this second that have ended.
+    windows: u32,
+    /// Those of them in which at least `least` bytes came.
+    busy: u32,
+    /// A quarter of the mean bytes of a window in the last second.
+    least: usize,
+    /// Whether this second follows another one, so that the peer has reported the delay of this stream.
     is_reported: bool,
     /// The wait in this second, which follows from the rate of the last one.
     time: Duration,
 }
 
 impl Hold {
+    /// Counts windows that have ended. `bytes` came in the first of them, none in the others.
+    fn windows_ended(&mut self, windows: u32, bytes: usize) {
+        self.windows = self.windows.saturating_add(windows);
+        self.busy += u32::from(bytes > 0 && bytes >= self.least);
+    }
+
     /// Counts datagrams of `length` bytes. Returns how long they wait: as their records state, which were sealed before,
     /// also after a pause. If they left earlier, the peer would find delays in a queue until the next session. `window`
     /// is a quarter of the round trip.
@@ -394,14 +413,17 @@ impl Hold {
             let packets = self.bytes as f64 / PACKET;
             let wanted = elapsed.mul_f64(HELD_PACKETS / packets.max(HELD_PACKETS));
             let time = wanted.min(longest);
+            let is_steady = f64::from(self.busy) >= STEADY_SHARE * f64::from(self.windows);
             let is_used = self.is_reported
+                && is_steady
                 && queueing >= LEAST_QUEUEING
                 && time >= SHORTEST_HOLD.max(wanted / 2);
             *self = Hold {
                 since: now,
-                bytes: 0,
+                least: self.bytes / (4 * self.windows.max(1) as usize),
                 is_reported: true,
                 time: if is_used { time } else { Duration::ZERO },
+                ..Hold::default()
             };
         }
         self.bytes += length;
@@ -601,6 +623,23 @@ mod tests {
     #[test]
     fn datagrams_do_not_wait_without_a_queue() {
         assert_eq!(wait(320, 1, 40, 400), 0);
+    }
+
+    #[test]
+    fn datagrams_of_web_pages_do_not_wait() {
+        // 25 Mbit/s as before. A page's datagrams of a round trip come at once: in one of its four windows.
+        for (group, waits) in [(1, true), (125, false)] {
+            let mut pacer = Pacer::default();
+            let (mut run, bytes) = run(1, 972);
+            run.peer = Some(PeerId(1));
+            for us in (0..6_000_000).step_by(320 * group) {
+                for _ in 0..group {
+                    push_with_queue(&mut pacer, &(run.clone(), bytes.clone()), 600, us);
+                }
+                drain(&mut pacer, us, us + 320 * group as u64);
+            }
+            assert_eq!(!pacer.hold(PeerId(1)).is_zero(), waits, "groups of {group}");
+        }
     }
 
     #[test]
