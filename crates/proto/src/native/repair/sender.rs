@@ -28,11 +28,10 @@ const LOSS_MEMORY: f64 = 5.0;
 /// Number of records without loss that are added to those of a report before its loss rate raises
 /// the estimate at once.
 const CAUTION: f64 = 50.0;
-/// Pause in sending, and age of the block, after which it ends while there is credit for small
-/// blocks, which only [`BASE_RATE`] fills. Both are short because slow start ends early where
-/// segments are delayed by 4 ms or more (HyStart, RFC 9406).
+/// Pause in sending after which a block ends while there is credit for small blocks, which only
+/// [`BASE_RATE`] fills. It is short because slow start ends early where segments are delayed by 4
+/// ms or more (HyStart, RFC 9406).
 const PROMPT: Duration = Duration::from_millis(1);
-const PROMPT_AGE: Duration = Duration::from_millis(3);
 /// Pause in sending, and age of the block, after which it ends if the credit suffices for its
 /// parity.
 const IDLE: Duration = Duration::from_millis(5);
@@ -281,7 +280,7 @@ impl Sender {
         let loss = self.loss.unwrap_or(FIRST_LOSS);
         let cost = needed(block.records, loss) * block.parities.first().map_or(0, Vec::len);
         let (pause, age) = if self.prompt > 0.0 && cost as f64 <= self.credit {
-            (PROMPT, PROMPT_AGE)
+            (PROMPT, SOON)
         } else if cost as f64 <= self.credit {
             (IDLE, SOON)
         } else {
@@ -510,16 +509,6 @@ mod tests {
         assert!(sender.parity(1, 503, false, at(2001)).is_some());
         assert_eq!(sender.parity(1, 504, false, at(2001)), None);
         assert_eq!(sender.ends_at(), None);
-    }
-
-    #[test]
-    fn a_block_of_a_slow_start_ends_after_3_ms() {
-        let mut sender = started();
-        sender.reported(&report(1000, 30, 30), at(1000));
-        for counter in 500..504 {
-            sender.record(1, counter, &[7; 200], at(1500 + counter));
-        }
-        assert_eq!(sender.ends_at(), Some(at(2003)));
     }
 
     #[test]
