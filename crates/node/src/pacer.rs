@@ -10,8 +10,8 @@
 //! packet of a stream, which therefore comes to the queue one round trip after another left it. Suppose that two streams
 //! share the queue, and that the packets of one come later than those of the other by about one packet's time. Then the
 //! later packets find room, and the queue drops packets of the other stream. A tunnel delays packets by about that time
-//! on paths of 20 to 200 Mbit/s. So, while the path has a queue, datagrams to a peer wait for the time of
-//! [`HELD_PACKETS`] packets at the rate of the last second. The queue then treats both streams alike.
+//! on paths of 20 to 200 Mbit/s. So, while the path has a queue and a steady stream, datagrams to a peer wait for the
+//! time of [`HELD_PACKETS`] packets at the rate of the last second. The queue then treats both streams alike.
 //!
 //! *Limit.* A bottleneck behind this host, such as a DSL modem, has a queue: a long one delays every packet behind a
 //! bulk transfer, a short one or a policer drops the end of each burst. If this host sends a little slower than the

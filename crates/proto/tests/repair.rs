@@ -169,6 +169,31 @@ fn after_restoring(late: impl Fn(Parcel) -> Vec<Parcel>) -> (Report, usize) {
 }
 
 #[test]
+fn segments_behind_an_overflow_wait_for_a_quarter_of_the_round_trip() {
+    // A round trip of 2 ms: 0.5 ms. One of 40 ms: 3 ms, the maximum.
+    for (latency, wait) in [(1000, 500), (20_000, 3000)] {
+        let path = Path {
+            latency: Duration::from_micros(latency),
+            ..Path::default()
+        };
+        let mut world = world(true, path, 6);
+        world.run(Duration::from_secs(1));
+        world.take_sent(0);
+        world.links[0].path.down = true;
+        world.send(0, &[Flow::tcp(0).segments(0, 45 * 1368, 1368)]);
+        let mut parcels = world.take_sent(0);
+        // More than parity could restore.
+        parcels.drain(10..30);
+        world.receive(1, &parcels);
+        world.take_delivered(1);
+        world.run(Duration::from_micros(wait * 9 / 10));
+        assert!(segments(&world.take_delivered(1)).is_empty());
+        world.run(Duration::from_micros(wait / 5));
+        assert!(!segments(&world.take_delivered(1)).is_empty());
+    }
+}
+
+#[test]
 fn a_restored_record_whose_original_arrives_was_not_lost() {
     let (without, delivered) = after_restoring(|_| Vec::new());
     assert_eq!((without.random_losses, without.restored), (1, 1));

@@ -952,9 +952,9 @@ mod tests {
     fn a_path_on_which_datagrams_are_always_late_loses_none() {
         let mut r = Receiver::default();
         r.set_repairs(true);
-        // One datagram in a millisecond. Each eighth is 9 ms late, so that there is always one that may be lost.
+        // One datagram in a millisecond. Each fourth is 9 ms late, so that there are always two that may be lost.
         let mut order: Vec<(u64, u64)> = (0..4000)
-            .map(|c| (if c % 8 == 7 { c + 9 } else { c }, c))
+            .map(|c| (if c % 4 == 3 { c + 9 } else { c }, c))
             .collect();
         order.sort_unstable();
         let mut lost = 0;
